@@ -1,0 +1,19 @@
+"""The table of attention variants: the module of each kind of spec."""
+
+from kvfold.attention.base import Attention, LayerContext
+from kvfold.attention.grouped import GroupedAttention
+from kvfold.attention.latent import LatentAttention
+from kvfold.attention.spec import AttentionSpec
+from kvfold.attention.tied import TiedAttention
+from kvfold.registry import lookup
+
+MODULES: dict[str, type[GroupedAttention] | type[TiedAttention] | type[LatentAttention]] = {
+    "grouped": GroupedAttention,
+    "tied": TiedAttention,
+    "latent": LatentAttention,
+}
+
+
+def build_attention(spec: AttentionSpec, context: LayerContext) -> Attention:
+    """The attention module that `spec` describes, for the layer that `context` describes."""
+    return lookup(MODULES, spec.kind, "attention kind")(spec, context)

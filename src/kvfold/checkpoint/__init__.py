@@ -1,0 +1,20 @@
+"""Streaming input and output of model weights: safetensors folders, GGUF files, hub ids."""
+
+from kvfold.checkpoint.base import Checkpoint
+from kvfold.checkpoint.gguf_file import GgufCheckpoint
+from kvfold.checkpoint.opening import open_checkpoint
+from kvfold.checkpoint.output import OutputFolder
+from kvfold.checkpoint.safetensors_folder import SafetensorsCheckpoint
+from kvfold.checkpoint.source import resolve_model
+from kvfold.checkpoint.writing import write_json, write_text
+
+__all__ = [
+    "Checkpoint",
+    "GgufCheckpoint",
+    "OutputFolder",
+    "SafetensorsCheckpoint",
+    "open_checkpoint",
+    "resolve_model",
+    "write_json",
+    "write_text",
+]

@@ -1,0 +1,140 @@
+"""`kvfold convert`: turn a model's attention into latent attention within a cache budget."""
+
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from kvfold.cli.command import MODEL_HELP, Command, Result
+from kvfold.cli.progress import Progress
+
+METHOD_OPTIONS = (
+    "layout",
+    "cache_ratio",
+    "qk_rope_head_dim",
+    "kv_lora_rank",
+    "d_kv",
+    "rope",
+    "factorize",
+    "calibration",
+    "calibration_tokens",
+    "calibration_window",
+    "lossless",
+    "dtype",
+)
+"""The options that describe the method: the fields of ConvertOptions, and what a recipe may hold."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", type=str, help=MODEL_HELP)
+    parser.add_argument("out", metavar="OUT", type=str, help="the folder to write")
+    parser.add_argument(
+        "--config", action="config", metavar="FILE", help="a YAML recipe with any of the flags below; flags override it"
+    )
+    _add_budget(parser)
+    _add_method(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--dtype", type=str, metavar="T", help="float32, bfloat16 or float16 (default: as the checkpoint)"
+    )
+    output.add_argument("--overwrite", action="store_true", help="replace OUT if it exists, once the new one is whole")
+    output.add_argument("--dry-run", action="store_true", help="print the plan (shapes, cache, memory); write nothing")
+
+
+def _add_budget(parser: ArgumentParser) -> None:
+    budget = parser.add_argument_group(
+        "cache budget", "one of: a ratio; rotary dims with a rank; rotary dims with d_kv"
+    )
+    budget.add_argument(
+        "--cache-ratio", type=float, metavar="F", help="share of the original cache to keep, between 0 and 1"
+    )
+    budget.add_argument(
+        "--qk-rope-head-dim",
+        type=int,
+        metavar="N",
+        help="rotary dims of one rotary head: per KV head in layout per_head, of the one shared head in shared (even)",
+    )
+    budget.add_argument("--kv-lora-rank", type=int, metavar="N", help="rank of the latent, all KV heads together")
+    budget.add_argument("--d-kv", type=int, metavar="N", help="rank of the latent per KV head, as in MHA2MLA")
+    budget.add_argument(
+        "--lossless", action="store_true", help="keep every rotary component and the full rank: the same logits"
+    )
+
+
+def _add_method(parser: ArgumentParser) -> None:
+    method = parser.add_argument_group("method")
+    method.add_argument(
+        "--layout",
+        type=str,
+        metavar="NAME",
+        help="rotary keys: shared (one head, as DeepSeek runtimes load it) or per_head (one per KV head) "
+        "(default: shared)",
+    )
+    method.add_argument(
+        "--rope",
+        type=str,
+        metavar="STRATEGY",
+        help="which rotary components stay; shared: energy (the default), full; "
+        "per_head: 2-norm (the default), high, low, uniform, full",
+    )
+    method.add_argument(
+        "--factorize",
+        type=str,
+        metavar="METHOD",
+        help="low rank of unrotated keys and values: svd_joint, svd_split, svd_whitened "
+        "(default: svd_whitened, or svd_joint where nothing is calibrated)",
+    )
+    method.add_argument(
+        "--calibration",
+        nargs="+",
+        metavar="FILE",
+        help="plain text files to calibrate on (default: the text shipped in the package)",
+    )
+    method.add_argument(
+        "--calibration-tokens",
+        type=int,
+        metavar="N",
+        help="tokens to calibrate on; 0 uses the weights alone (default: 32768)",
+    )
+    method.add_argument(
+        "--calibration-window", type=int, metavar="N", help="tokens per calibration sequence (default: 512)"
+    )
+
+
+def run(options: Namespace, progress: Progress) -> Result:
+    from kvfold.convert import convert, plan
+
+    method = given_options(options)
+    if options.dry_run:
+        return plan(options.model, **method).to_dict()
+    return convert(options.model, options.out, overwrite=options.overwrite, progress=progress, **method).to_dict()
+
+
+def given_options(options: Namespace) -> dict[str, Any]:
+    """The method options that the user gave; the defaults of the others are ConvertOptions' own."""
+    given = {name: options[name] for name in METHOD_OPTIONS if options[name] is not None and options[name] is not False}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+
+
+def show(result: Result) -> None:
+    from kvfold.report.tables import show_conversion
+
+    show_conversion(result)
+
+
+COMMAND = Command(
+    name="convert",
+    summary="turn a model's attention into latent attention within a cache budget",
+    usage="MODEL OUT [options]",
+    description=(
+        "Convert MODEL to multi-head latent attention within a cache budget and write OUT: weights, tokenizer, recipe "
+        "and a model card with what was measured. One layer is in memory at a time."
+    ),
+    example=(
+        "kvfold convert smollm2 smollm2-mla --cache-ratio 0.3125\n"
+        "kvfold convert smollm2 out --layout per_head --rope 2-norm --qk-rope-head-dim 8 --d-kv 32\n"
+        "kvfold convert smollm2 out --config recipe.yaml --dry-run"
+    ),
+    add_arguments=add_arguments,
+    run=run,
+    show=show,
+)

@@ -1,0 +1,102 @@
+"""The entry point `kvfold`: picks the command, runs it, and turns a user's mistake into one line and exit code 2."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from jsonargparse import ArgumentError, Namespace
+
+from kvfold.cli import convert, demo, evaluate, generate, inspect, verify
+from kvfold.cli.command import Command
+from kvfold.cli.mistakes import one_line
+from kvfold.cli.progress import Reporter
+from kvfold.cli.recipe import check_values, recipe_first
+from kvfold.errors import KvfoldError, OptionError
+from kvfold.registry import lookup
+
+COMMANDS: dict[str, Command] = {
+    "inspect": inspect.COMMAND,
+    "convert": convert.COMMAND,
+    "verify": verify.COMMAND,
+    "evaluate": evaluate.COMMAND,
+    "generate": generate.COMMAND,
+    "demo": demo.COMMAND,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code: 0, 2 after a user's mistake, 130 after Ctrl-C."""
+    try:
+        run(list(sys.argv[1:] if argv is None else argv))
+    except KvfoldError as error:
+        print(f"kvfold: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("kvfold: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def run(argv: list[str]) -> None:
+    """Run one command line.
+
+    Raises:
+        KvfoldError: the user's mistake, in one line.
+    """
+    if not argv or argv[0] in ("-h", "--help"):
+        print(overview())
+    elif argv[0] == "--version":
+        print(f"kvfold {version('kvfold')}")
+    elif argv[0].startswith("-"):
+        raise OptionError(f"unknown option {argv[0]!r}. See kvfold --help")
+    else:
+        command = lookup(COMMANDS, argv[0], "command")
+        options = parse(command, argv[1:])
+        # Some libraries print to stdout while they work; the result must be the only thing there.
+        with contextlib.redirect_stdout(sys.stderr), Reporter() as progress:
+            result = command.run(options, progress)
+        if options.json:
+            print(json.dumps(result))
+        else:
+            command.show(result)
+
+
+def parse(command: Command, argv: list[str]) -> Namespace:
+    """The options of one command.
+
+    Raises:
+        OptionError: a flag, a value or a recipe that cannot be understood.
+    """
+    parser = command.parser()
+    try:
+        options = parser.parse_args(recipe_first(argv))
+    except ArgumentError as error:
+        raise OptionError(one_line(str(error), parser)) from error
+    check_values(options, parser)
+    return options
+
+
+def overview() -> str:
+    """The text of `kvfold --help`."""
+    commands = "\n".join(f"  {name:<10} {command.summary}" for name, command in COMMANDS.items())
+    return f"""usage: kvfold COMMAND [arguments]
+
+Fold the key/value cache of a language model into a latent.
+
+commands:
+{commands}
+
+options:
+  -h, --help  show this text; `kvfold COMMAND --help` explains one command
+  --version   show the version
+
+example:
+  kvfold convert smollm2 smollm2-mla --cache-ratio 0.3125
+  kvfold verify smollm2 smollm2-mla
+  kvfold generate smollm2-mla --prompt "The capital of France is\""""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""What is written beside the weights: config, recipe, remote-code stub, model card."""
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from kvfold.checkpoint import Checkpoint, write_json, write_text
+from kvfold.convert.options import ConvertOptions
+from kvfold.convert.plan import Plan
+from kvfold.modeling import KvfoldConfig, KvfoldForCausalLM
+
+STUB = "modeling_kvfold_stub"
+
+_STUB_TEXT = '''"""Lets `trust_remote_code=True` load this folder where kvfold is installed (pip install kvfold)."""
+
+from kvfold import KvfoldConfig, KvfoldForCausalLM
+
+__all__ = ["KvfoldConfig", "KvfoldForCausalLM"]
+'''
+
+
+def write_description(
+    folder: Path, checkpoint: Checkpoint, plan: Plan, options: ConvertOptions, results: dict[str, Any]
+) -> None:
+    """Write config.json, generation_config.json, recipe.yaml, kvfold.json, the stub and README.md into `folder`."""
+    text_config = checkpoint.config.to_dict()
+    config = KvfoldConfig(
+        text_config=text_config,
+        attention=[layer.target.to_dict() for layer in plan.layers],
+        architectures=[KvfoldForCausalLM.__name__],
+        dtype=plan.dtype,
+    )
+    config.auto_map = {
+        "AutoConfig": f"{STUB}.{KvfoldConfig.__name__}",
+        "AutoModelForCausalLM": f"{STUB}.{KvfoldForCausalLM.__name__}",
+    }
+    config.save_pretrained(folder)
+    if checkpoint.generation_config is not None:
+        checkpoint.generation_config.save_pretrained(folder)
+    write_text(folder / f"{STUB}.py", _STUB_TEXT)
+    write_text(folder / "recipe.yaml", _recipe(options))
+    write_json(folder / "kvfold.json", results | {"transformers": transformers.__version__})
+    write_text(folder / "README.md", model_card(plan, results))
+
+
+def _recipe(options: ConvertOptions) -> str:
+    lines = ["# kvfold convert MODEL OUT --config recipe.yaml"]
+    for key, value in options.to_dict().items():
+        if value is None or value == ():
+            continue
+        text = str(value).lower() if isinstance(value, bool) else value
+        lines.append(f"{key}: {list(value) if isinstance(value, tuple) else text}")
+    return "\n".join(lines) + "\n"
+
+
+def model_card(plan: Plan, results: dict[str, Any]) -> str:
+    """The model card: what was done, and what was measured while doing it."""
+    facts = plan.to_dict()
+    target = plan.layers[0].target
+    errors = results["attention_errors"]
+    measured = (
+        f"Relative squared error of the attention output on calibration text, layer by layer on the original's inputs: "
+        f"mean {sum(errors) / len(errors):.3f}, worst {max(errors):.3f} (layer {errors.index(max(errors))})."
+        if errors
+        else "Nothing was measured: the conversion used the weights alone. Run `kvfold verify` on both models."
+    )
+    calibration = f"{plan.calibration_tokens} tokens" if plan.calibration_tokens else "none (weights only)"
+    return f"""---
+library_name: transformers
+tags: [kvfold, {target.name.lower()}]
+---
+
+# {target.name} from {plan.source}
+
+`{plan.source}` ({plan.model_type}) with its attention folded into {target.name} by [kvfold]: every token caches
+{target.cached_elements()} elements per layer instead of {plan.layers[0].source.cached_elements()}
+({100 * plan.kept:.2f} % of the original cache). It was not trained after the conversion.
+
+| | original | converted |
+|---|---|---|
+| attention | {plan.layers[0].source.name} | {target.name}, layout `{plan.layout}` |
+| cached elements per token, all layers | {facts["elements_before"]} | {facts["elements_after"]} |
+| cached bytes per token ({facts["dtype"]}) | {facts["bytes_before"]} | {facts["bytes_after"]} |
+| attention parameters | {facts["attention_parameters_before"]} | {facts["attention_parameters_after"]} |
+
+- rotary components: `{plan.rope}`, {target.rotary_heads} head(s) of {target.qk_rope_head_dim} dims
+- factorisation: `{plan.factorize}`, latent rank {target.kv_lora_rank}
+- calibration: {calibration}
+
+{measured}
+
+```python
+import kvfold, transformers  # kvfold registers the architecture
+model = transformers.AutoModelForCausalLM.from_pretrained("path/to/this/folder")
+```
+
+[kvfold]: the exact recipe is in `recipe.yaml`, every number above in `kvfold.json`.
+"""

@@ -1,0 +1,162 @@
+"""What a user may ask of a conversion, and the shapes it comes to for one model."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+
+from kvfold.attention import GroupedSpec
+from kvfold.convert.factorize import FACTORIZATIONS
+from kvfold.convert.rotary import LAYOUTS
+from kvfold.errors import BudgetError, OptionError
+from kvfold.registry import lookup
+
+DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """Every choice of a conversion; also the keys of a recipe file.
+
+    Args:
+        layout: `shared` (one rotary key head, DeepSeek's layout) or `per_head` (one per KV head, MHA2MLA's).
+        cache_ratio: share of the original cache to keep, in (0, 1].
+        qk_rope_head_dim: dims of one rotary key head, even.
+        kv_lora_rank: total latent rank R per token and layer.
+        d_kv: latent rank per KV head (MHA2MLA's notation), R = G d_kv.
+        rope: which rotary components stay; None takes the layout's default, `full` with `lossless`.
+        factorize: low-rank method; None takes `svd_whitened`, or `svd_joint` when nothing is calibrated.
+        calibration: text files; empty takes the text shipped with kvfold.
+        calibration_tokens: tokens to calibrate on; 0 uses the weights alone.
+        calibration_window: tokens per calibration sequence.
+        lossless: keep every rotary component and full rank.
+        dtype: dtype of the written weights; None keeps the checkpoint's.
+    """
+
+    layout: str = "shared"
+    cache_ratio: float | None = None
+    qk_rope_head_dim: int | None = None
+    kv_lora_rank: int | None = None
+    d_kv: int | None = None
+    rope: str | None = None
+    factorize: str | None = None
+    calibration: tuple[str, ...] = ()
+    calibration_tokens: int = 16384
+    calibration_window: int = 512
+    lossless: bool = False
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        strategies = lookup(LAYOUTS, self.layout, "layout").strategies
+        if self.rope is not None:
+            lookup(strategies, self.rope, f"rope strategy of the layout {self.layout!r}")
+        if self.factorize is not None:
+            lookup(FACTORIZATIONS, self.factorize, "factorization")
+        if self.dtype is not None:
+            lookup(DTYPES, self.dtype, "dtype")
+        self._check_budget()
+        if self.calibration_tokens < 0:
+            raise OptionError(f"calibration_tokens must be 0 or more, got {self.calibration_tokens}.")
+        if self.calibration_window < 16:
+            raise OptionError(f"calibration_window must be 16 tokens or more, got {self.calibration_window}.")
+
+    def _check_budget(self) -> None:
+        explicit = [name for name in ("qk_rope_head_dim", "kv_lora_rank", "d_kv") if getattr(self, name) is not None]
+        if self.lossless and (self.cache_ratio is not None or explicit or self.rope not in (None, "full")):
+            raise OptionError("lossless keeps everything: leave out the budget and the rope strategy.")
+        if self.lossless:
+            return
+        if self.cache_ratio is not None:
+            if explicit:
+                raise OptionError(f"give either cache_ratio or {' and '.join(explicit)}, not both.")
+            if not 0 < self.cache_ratio <= 1:
+                raise BudgetError(f"cache_ratio must be in (0, 1], got {self.cache_ratio}.")
+            return
+        rank = {"kv_lora_rank", "d_kv"} & set(explicit)
+        if self.qk_rope_head_dim is None or len(rank) != 1:
+            raise OptionError(
+                "give a budget: cache_ratio, or qk_rope_head_dim with either kv_lora_rank or d_kv, or lossless."
+            )
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "ConvertOptions":
+        """Options from recipe keys; an unknown key is an error that suggests the nearest."""
+        known = {field.name: field for field in fields(cls)}
+        for key in values:
+            lookup(known, key, "option")
+        if "calibration" in values:
+            values = {**values, "calibration": tuple(values["calibration"])}
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def rope_strategy(self) -> str:
+        """The rope strategy in force."""
+        return "full" if self.lossless else self.rope or LAYOUTS[self.layout].default
+
+    @property
+    def factorization(self) -> str:
+        """The low-rank method in force."""
+        return self.factorize or ("svd_whitened" if self.calibration_tokens and not self.lossless else "svd_joint")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Shapes of one layer's cache: rotary key heads, dims of one, and the latent rank."""
+
+    rotary_heads: int
+    qk_rope_head_dim: int
+    kv_lora_rank: int
+
+
+def resolve_budget(options: ConvertOptions, spec: GroupedSpec) -> Budget:
+    """The budget of `options` for a layer of shape `spec`.
+
+    A cache ratio gives the rotary keys an eighth of each KV head's key (MHA2MLA's default, d/16 pairs), at most a third of
+    what is kept; the rest is latent.
+
+    Raises:
+        BudgetError: the budget cannot be met, or exceeds the original cache.
+    """
+    layout = LAYOUTS[options.layout]
+    heads = layout.rotary_heads(spec)
+    full_rope = layout.full_rope_dim(spec)
+    if options.lossless:
+        budget = Budget(
+            rotary_heads=heads, qk_rope_head_dim=full_rope, kv_lora_rank=spec.num_key_value_heads * spec.head_dim
+        )
+    elif options.cache_ratio is not None:
+        kept = int(options.cache_ratio * spec.cached_elements() + 1e-9)
+        rope = min(layout.default_rope_dim(spec), kept // (3 * heads)) // 2 * 2
+        if rope < 2:
+            raise BudgetError(
+                f"cache_ratio {options.cache_ratio} keeps {kept} of {spec.cached_elements()} elements per token and "
+                f"layer: too few for {heads} rotary head(s) of 2 dims; ask for at least "
+                f"{6 * heads / spec.cached_elements():.4f}."
+            )
+        budget = Budget(rotary_heads=heads, qk_rope_head_dim=rope, kv_lora_rank=kept - heads * rope)
+    else:
+        rank = options.kv_lora_rank or (options.d_kv or 0) * spec.num_key_value_heads
+        budget = Budget(rotary_heads=heads, qk_rope_head_dim=options.qk_rope_head_dim or 0, kv_lora_rank=rank)
+    _check(budget, spec, full_rope, options.rope_strategy)
+    return budget
+
+
+def _check(budget: Budget, spec: GroupedSpec, full_rope: int, strategy: str) -> None:
+    rope, rank = budget.qk_rope_head_dim, budget.kv_lora_rank
+    if rope < 2 or rope % 2:
+        raise BudgetError(f"qk_rope_head_dim must be an even number of 2 or more, got {rope}.")
+    if rope > full_rope:
+        raise BudgetError(f"qk_rope_head_dim {rope} exceeds the {full_rope} rotary dims of this model and layout.")
+    if strategy == "full" and rope != full_rope:
+        raise BudgetError(f"the rope strategy 'full' keeps all {full_rope} dims; qk_rope_head_dim is {rope}.")
+    if rank < 1:
+        raise BudgetError(f"kv_lora_rank must be 1 or more, got {rank}.")
+    kept = budget.rotary_heads * rope + rank
+    if kept > spec.cached_elements():
+        raise BudgetError(
+            f"{budget.rotary_heads} x {rope} rotary dims + rank {rank} = {kept} elements per token and layer exceed the "
+            f"original cache of {spec.cached_elements()}: lower kv_lora_rank to {spec.cached_elements() - budget.rotary_heads * rope}."
+        )

@@ -1,0 +1,156 @@
+"""What a conversion will do, before it is done: pure arithmetic on a config, printable."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from kvfold.attention import GroupedSpec, LatentSpec
+from kvfold.convert.factorize import NEEDS_CALIBRATION
+from kvfold.convert.options import DTYPES, Budget, ConvertOptions, resolve_budget
+from kvfold.convert.rotary import LAYOUTS, Layout
+from kvfold.families import Family
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerPlan:
+    """One layer before and after."""
+
+    source: GroupedSpec
+    target: LatentSpec
+    sliding_window: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A conversion of one model. Bytes are for a cache in `dtype`, per token over all layers."""
+
+    source: str
+    model_type: str
+    layout: str
+    rope: str
+    factorize: str
+    dtype: torch.dtype
+    calibration_tokens: int
+    calibration_window: int
+    layers: tuple[LayerPlan, ...]
+    estimated_memory_bytes: int
+
+    @property
+    def elements_before(self) -> int:
+        return sum(layer.source.cached_elements() for layer in self.layers)
+
+    @property
+    def elements_after(self) -> int:
+        return sum(layer.target.cached_elements() for layer in self.layers)
+
+    @property
+    def kept(self) -> float:
+        """Share of the original cache that is left."""
+        return self.elements_after / self.elements_before
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able values; layers that are alike are listed once with their count."""
+        size = self.dtype.itemsize
+        groups: dict[LayerPlan, list[int]] = {}
+        for index, layer in enumerate(self.layers):
+            groups.setdefault(layer, []).append(index)
+        return {
+            "source": self.source,
+            "model_type": self.model_type,
+            "layout": self.layout,
+            "rope": self.rope,
+            "factorize": self.factorize,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "calibration_tokens": self.calibration_tokens,
+            "calibration_window": self.calibration_window,
+            "elements_before": self.elements_before,
+            "elements_after": self.elements_after,
+            "bytes_before": self.elements_before * size,
+            "bytes_after": self.elements_after * size,
+            "kept": self.kept,
+            "attention_parameters_before": sum(layer.source.parameters() for layer in self.layers),
+            "attention_parameters_after": sum(layer.target.parameters() for layer in self.layers),
+            "estimated_memory_bytes": self.estimated_memory_bytes,
+            "layers": [
+                {
+                    "first": indices[0],
+                    "last": indices[-1],
+                    "count": len(indices),
+                    "source": layer.source.to_dict() | {"name": layer.source.name},
+                    "target": layer.target.to_dict() | {"name": layer.target.name},
+                    "sliding_window": layer.sliding_window,
+                    "elements_before": layer.source.cached_elements(),
+                    "elements_after": layer.target.cached_elements(),
+                }
+                for layer, indices in groups.items()
+            ],
+        }
+
+
+def make_plan(
+    source: str, config: PreTrainedConfig, family: Family, dtype: torch.dtype, options: ConvertOptions
+) -> Plan:
+    """The plan of converting a model of this config.
+
+    Raises:
+        BudgetError: the budget cannot be met, or exceeds the original cache.
+    """
+    layers = tuple(
+        LayerPlan(
+            source=spec,
+            target=target_spec(spec, LAYOUTS[options.layout], resolve_budget(options, spec)),
+            sliding_window=window,
+        )
+        for spec, window in zip(family.layer_specs(config), family.sliding_windows(config), strict=True)
+    )
+    calibrates = needs_text(options)
+    return Plan(
+        source=source,
+        model_type=config.model_type,
+        layout=options.layout,
+        rope=options.rope_strategy,
+        factorize=options.factorization,
+        dtype=DTYPES[options.dtype] if options.dtype else dtype,
+        calibration_tokens=options.calibration_tokens if calibrates else 0,
+        calibration_window=options.calibration_window,
+        layers=layers,
+        estimated_memory_bytes=_estimate_memory(config, layers[0].source, options if calibrates else None),
+    )
+
+
+def needs_text(options: ConvertOptions) -> bool:
+    """Whether anything in the options reads calibration text."""
+    calibrated = options.rope_strategy in LAYOUTS[options.layout].calibrated
+    return options.calibration_tokens > 0 and (calibrated or options.factorization in NEEDS_CALIBRATION)
+
+
+def target_spec(spec: GroupedSpec, layout: Layout, budget: Budget) -> LatentSpec:
+    """The latent attention that a layer of shape `spec` becomes within `budget`."""
+    return LatentSpec(
+        hidden_size=spec.hidden_size,
+        num_attention_heads=spec.num_attention_heads,
+        num_key_value_heads=spec.num_key_value_heads,
+        kv_lora_rank=budget.kv_lora_rank,
+        rotary_heads=budget.rotary_heads,
+        qk_rope_head_dim=budget.qk_rope_head_dim,
+        qk_nope_head_dim=layout.nope_dim(spec, budget.qk_rope_head_dim),
+        v_head_dim=spec.head_dim,
+        query_bias=spec.query_bias,
+        rope_key_bias=spec.key_bias,
+        value_bias=spec.value_bias,
+        output_bias=spec.output_bias,
+    )
+
+
+def _estimate_memory(config: PreTrainedConfig, spec: GroupedSpec, calibrated: ConvertOptions | None) -> int:
+    """Rough peak in bytes: one layer's attention and its Gram matrices in fp64, one shard, the largest tensor, and
+    with calibration one layer in fp32 and the hidden states of all tokens."""
+    width, rows = spec.hidden_size, spec.num_key_value_heads * spec.head_dim * 2
+    attention = 8 * (3 * spec.parameters() + 4 * min(width, rows) ** 2)
+    shard = 10**9 + 2 * config.vocab_size * width
+    if calibrated is None:
+        return attention + shard
+    layer = 4 * (spec.parameters() + 3 * width * config.intermediate_size)
+    return attention + shard + layer + 8 * width**2 + 4 * calibrated.calibration_tokens * width

@@ -1,0 +1,7 @@
+"""A Hugging Face model whose attention modules are kvfold's."""
+
+from kvfold.modeling.causal_lm import KvfoldForCausalLM
+from kvfold.modeling.configuration import KvfoldConfig
+from kvfold.modeling.load import load_model
+
+__all__ = ["KvfoldConfig", "KvfoldForCausalLM", "load_model"]

@@ -1,0 +1,185 @@
+"""Tables for the terminal, made of the dicts that the commands print as JSON."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvfold.report.formats import bytes_text, factor_text, label, number_text, value_text
+
+Record = Mapping[str, Any]
+
+
+def show_inspection(result: Record) -> None:
+    """Print what `inspect_model` found: one line per run of layers that are alike, then the model as a whole."""
+    table = _table(
+        "layers", "attention", *map(_right, ("heads", "KV heads", "window", "elements/token", "bytes/token"))
+    )
+    for first, last, layer in _runs(result["layers"]):
+        table.add_row(
+            _span(first, last),
+            layer["attention"],
+            number_text(layer["query_heads"]),
+            number_text(layer["kv_heads"]),
+            value_text("sliding_window", layer["sliding_window"]),
+            number_text(layer["cached_elements"]),
+            number_text(layer["cached_bytes"]),
+        )
+    table.caption = "cached, per layer"
+    facts = {
+        "type": result["model_type"],
+        "dtype": result["dtype"],
+        "parameters": result["parameters"],
+        "cache per token": f"{number_text(result['cached_elements_per_token'])} elements, "
+        f"{bytes_text(result['cached_bytes_per_token'])}",
+        "convertible": "yes" if result["convertible"] else f"no: {result['reason']}",
+    }
+    _show(result["model"], _facts(facts), *([table] if result["layers"] else []))
+
+
+def show_plan(result: Record) -> None:
+    """Print what a conversion will do."""
+    _show(f"Plan for {result['source']}", *_plan_tables(result))
+
+
+def show_conversion(result: Record) -> None:
+    """Print a finished conversion, or the plan that `--dry-run` gives instead."""
+    if "plan" not in result:
+        show_plan(result)
+        return
+    tables = _plan_tables(result["plan"])
+    if errors := result["attention_errors"]:
+        worst = max(range(len(errors)), key=errors.__getitem__)
+        mean = sum(errors) / len(errors)
+        tables.append(_facts({"mean error of attention": mean, f"largest, in layer {worst}": errors[worst]}))
+    total = sum(result["seconds"].values())
+    tables.append(_facts({f"{label(stage)}_seconds": time for stage, time in result["seconds"].items()}))
+    _show(f"Converted {result['plan']['source']} to {result['out']} in {total:.1f} s", *tables)
+
+
+def show_verification(result: Record) -> None:
+    """Print the comparison of a converted model with its original: any dict of values, nested ones as own tables."""
+    _show("Verification", *_record_tables(result))
+
+
+def show_evaluation(result: Record) -> None:
+    """Print perplexity, cache and speed of one model."""
+    facts = {
+        "perplexity": result["perplexity"],
+        "scored on": f"{result['windows']:,} windows of {result['context']:,} tokens of {result['text']}",
+        "cache per token": f"{number_text(result['cache_elements_per_token_and_layer'])} elements per layer, "
+        f"{bytes_text(result['cache_bytes_per_token'])} in all ({result['dtype']})",
+        "decode": f"{number_text(result['tokens_per_second'])} tokens/s (batch 1, {result['context']:,} tokens cached)",
+    }
+    _show(result["model"], _facts(facts))
+
+
+def show_demo(result: Record) -> None:
+    """Print the rows of the demo (see `render_demo` for their keys), the ratios being to the first row."""
+    columns = ("elements", "bytes", "cache %", "perplexity", "ratio", "tokens/s", "ratio")
+    table = _table({"header": "", "no_wrap": True}, *map(_right, columns))
+    table.caption = "elements per token and layer, bytes per token, ratios to the first row"
+    for row in result["rows"]:
+        table.add_row(
+            row["name"],
+            number_text(row["cache_elements"]),
+            number_text(row["cache_bytes_per_token"]),
+            number_text(row["cache_percent"]),
+            f"{row['perplexity']:,.2f}",
+            factor_text(row["perplexity_ratio"]),
+            value_text("tokens_per_second", row["tokens_per_second"]),
+            factor_text(row["decode_ratio"]),
+        )
+    _show(f"{result['model']}, before and after", table)
+
+
+def _plan_tables(plan: Record) -> list[Table]:
+    columns = ("from", "to", "rotary", "latent", "elements before", "after")
+    table = _table("layers", *map(_right, columns))
+    for group in plan["layers"]:
+        target = group["target"]
+        table.add_row(
+            _span(group["first"], group["last"]) if group["count"] > 1 else str(group["first"]),
+            group["source"]["name"],
+            target["name"],
+            f"{target['rotary_heads']} x {target['qk_rope_head_dim']}",
+            number_text(target["kv_lora_rank"]),
+            number_text(group["elements_before"]),
+            number_text(group["elements_after"]),
+        )
+    table.caption = "cached elements per token and layer"
+    text = f"{plan['calibration_tokens']:,} tokens" if plan["calibration_tokens"] else "none"
+    before, after = (bytes_text(plan[f"bytes_{when}"]) for when in ("before", "after"))
+    facts = {
+        "method": f"layout {plan['layout']}, rope {plan['rope']}, factorize {plan['factorize']}",
+        "calibration": text,
+        "cache per token": f"{before} to {after} ({plan['kept']:.2%}, {plan['dtype']})",
+        "attention parameters": f"{plan['attention_parameters_before']:,} to {plan['attention_parameters_after']:,}",
+        "memory needed": f"about {bytes_text(plan['estimated_memory_bytes'])}",
+    }
+    return [_facts(facts), table]
+
+
+def _record_tables(record: Record) -> list[Table]:
+    flat = {key: value for key, value in record.items() if not isinstance(value, Mapping) and not _is_rows(value)}
+    tables = [_facts(flat)] if flat else []
+    for key, value in record.items():
+        if isinstance(value, Mapping) and value:
+            tables += [_titled(table, label(key)) for table in _record_tables(value)]
+        elif _is_rows(value):
+            table = _table(*map(label, value[0]))
+            for row in value:
+                table.add_row(*(value_text(name, item) for name, item in row.items()))
+            tables.append(_titled(table, label(key)))
+    return tables
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, Sequence) and len(value) > 0 and all(isinstance(row, Mapping) for row in value)
+
+
+def _titled(table: Table, title: str) -> Table:
+    table.title, table.title_justify = title, "left"
+    return table
+
+
+def _runs(layers: Iterable[Record]) -> Iterable[tuple[int, int, Record]]:
+    """First and last index of neighbouring layers that differ in their number only."""
+    for _, group in groupby(layers, key=lambda layer: {**layer, "layer": None}):
+        run = list(group)
+        yield run[0]["layer"], run[-1]["layer"], run[0]
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}–{last}"
+
+
+def _right(name: str) -> dict[str, Any]:
+    return {"header": name, "justify": "right"}
+
+
+def _table(*columns: str | dict[str, Any]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), caption_justify="left")
+    for column in columns:
+        table.add_column(**({"header": column} if isinstance(column, str) else column))
+    return table
+
+
+def _facts(facts: Mapping[str, Any]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for key, value in facts.items():
+        table.add_row(label(key), Text(value_text(key, value)))
+    return table
+
+
+def _show(title: str, *tables: Table) -> None:
+    console = Console()  # looked up here, so that a redirected stdout is respected
+    console.print(Text(title, style="bold underline"))
+    for table in tables:
+        console.print()
+        console.print(table)

@@ -1,0 +1,258 @@
+"""Writing model folders: complete or absent."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import LlamaForCausalLM
+
+from kvfold.checkpoint import OutputFolder, open_checkpoint, renaming
+from kvfold.errors import OutputError
+
+# Writes one shard, tells so, and waits to be killed.
+KILLED = """
+import sys, time, torch
+from pathlib import Path
+from kvfold.checkpoint import OutputFolder
+with OutputFolder(Path(sys.argv[1]), source=None, overwrite=True, max_shard_bytes=64) as output:
+    output.add("a", torch.ones(16))
+    output.add("b", torch.ones(16))
+    print("written", flush=True)
+    time.sleep(60)
+"""
+
+
+def write(out: Path, value: float = 1.0, **options) -> OutputFolder:
+    with OutputFolder(out, source=None, **options) as output:
+        output.add("a", torch.full((4, 4), value))
+    return output
+
+
+def value_at(out: Path) -> float:
+    with safe_open(out / "model.safetensors", framework="pt") as file:
+        return file.get_tensor("a")[0, 0].item()
+
+
+def dead_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.fixture
+def error_of(one_line):
+    def message(out: Path, **options) -> str:
+        with pytest.raises(OutputError) as error, OutputFolder(out, **({"source": None} | options)):
+            pytest.fail("the block must not be entered")
+        return one_line(error)
+
+    return message
+
+
+def write_and_fail(out: Path, failure: type[BaseException], **options) -> None:
+    with OutputFolder(out, source=None, max_shard_bytes=1, **options) as output:
+        output.add("a", torch.ones(4))
+        output.add("b", torch.ones(4))
+        raise failure
+
+
+@pytest.mark.parametrize(("max_shard_bytes", "files"), [(10**9, 1), (6000, None), (1, 21)])
+def test_transformers_loads_it(tmp_path, model, max_shard_bytes, files):
+    out = tmp_path / "out"
+    with OutputFolder(out, source=None, max_shard_bytes=max_shard_bytes) as output:
+        assert output.path.parent == tmp_path
+        model.config.save_pretrained(output.path)
+        for name, tensor in model.state_dict().items():
+            output.add(name, tensor)
+    assert output.path == output.out == out
+    shards = sorted(out.glob("*.safetensors"))
+    if files is not None:
+        assert len(shards) == files
+    if len(shards) > 1:
+        assert shards[-1].name == f"model-{len(shards):05d}-of-{len(shards):05d}.safetensors"
+        assert max(file.stat().st_size for file in shards) < max(max_shard_bytes, 3000) + 1000
+    loaded, info = LlamaForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not any(info.values())
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name])
+    assert set(open_checkpoint(out).names()) == set(model.state_dict())
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_index(tmp_path):
+    with OutputFolder(tmp_path / "out", source=None, max_shard_bytes=64) as output:
+        for name in "abc":
+            output.add(name, torch.ones(16, dtype=torch.bfloat16))
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    first, second = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
+    assert index == {"metadata": {"total_size": 96}, "weight_map": {"a": first, "b": first, "c": second}}
+    with safe_open(tmp_path / "out" / first, framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_views_are_written_alone(tmp_path):
+    whole = torch.arange(12.0).view(3, 4)
+    with OutputFolder(tmp_path / "out", source=None) as output:
+        output.add("rows", whole[1:])
+        output.add("columns", whole.T)
+        output.add("parameter", torch.nn.Parameter(whole[0]))
+    with safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as file:
+        assert torch.equal(file.get_tensor("rows"), whole[1:])
+        assert torch.equal(file.get_tensor("columns"), whole.T)
+        assert torch.equal(file.get_tensor("parameter"), whole[0])
+
+
+def test_missing_parents_are_created(tmp_path):
+    write(tmp_path / "x" / "y" / "out")
+    assert value_at(tmp_path / "x" / "y" / "out") == 1.0
+
+
+@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt, SystemExit])
+def test_failure_leaves_nothing(tmp_path, failure):
+    with pytest.raises(failure):
+        write_and_fail(tmp_path / "x" / "out", failure)
+    assert os.listdir(tmp_path) == []
+
+
+def test_failure_keeps_the_old_folder(tmp_path):
+    write(tmp_path / "out", 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        write_and_fail(tmp_path / "out", KeyboardInterrupt, overwrite=True)
+    assert value_at(tmp_path / "out") == 1.0
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("step", ["save_file", "sync", "replace_folder"])
+def test_full_disk_leaves_nothing(tmp_path, monkeypatch, step, one_line):
+    def fail(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(f"kvfold.checkpoint.output.{step}", fail)
+    with pytest.raises(OutputError, match="No space left on device") as error:
+        write(tmp_path / "out")
+    one_line(error)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_overwrite(tmp_path, monkeypatch, exchange):
+    if not exchange:
+        monkeypatch.setattr(renaming, "_exchange", lambda first, second: False)
+    write(tmp_path / "out", 1.0)
+    (tmp_path / "out" / "stale.txt").write_text("")
+    write(tmp_path / "out", 2.0, overwrite=True)
+    assert value_at(tmp_path / "out") == 2.0
+    assert os.listdir(tmp_path / "out") == ["model.safetensors"]
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_old_folder_returns_if_the_new_one_cannot_be_put_in_place(tmp_path, monkeypatch):
+    write(tmp_path / "out", 1.0)
+    monkeypatch.setattr(renaming, "_exchange", lambda first, second: False)
+    rename = Path.rename
+
+    def fail_for_new(self, target):
+        if ".partial-" in self.name:
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail_for_new)
+    monkeypatch.setattr("kvfold.checkpoint.output._temporary_name", lambda position: "model.safetensors")
+    with pytest.raises(OutputError, match="Input/output error"):
+        write(tmp_path / "out", 2.0, overwrite=True)
+    assert value_at(tmp_path / "out") == 1.0
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_existing(tmp_path, error_of):
+    write(tmp_path / "out")
+    assert "already exists; give another name, or --overwrite" in error_of(tmp_path / "out")
+    (tmp_path / "file").write_text("")
+    assert "is an existing file" in error_of(tmp_path / "file", overwrite=True)
+
+
+def test_appeared_meanwhile(tmp_path):
+    output = OutputFolder(tmp_path / "out", source=None)
+    output.__enter__()
+    output.add("a", torch.ones(4))
+    write(tmp_path / "copy", 3.0)
+    (tmp_path / "copy").rename(tmp_path / "out")
+    with pytest.raises(OutputError, match="already exists"):
+        output.__exit__(None, None, None)
+    assert value_at(tmp_path / "out") == 3.0
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_overlap_with_the_source(tmp_path, monkeypatch, error_of):
+    source = tmp_path / "model"
+    source.mkdir()
+    assert "is the model itself" in error_of(source, source=source, overwrite=True)
+    assert "is inside the model folder" in error_of(source / "x" / "out", source=source)
+    assert "contains the model" in error_of(tmp_path, source=source, overwrite=True)
+    (tmp_path / "link").symlink_to(source)
+    assert "is the model itself" in error_of(tmp_path / "link", source=source, overwrite=True)
+    monkeypatch.chdir(source)
+    assert "is the model itself" in error_of(Path("."), source=source, overwrite=True)
+    assert "contains the model" in error_of(tmp_path, source=source / "model.gguf", overwrite=True)
+    assert os.listdir(source) == []
+
+
+def test_sibling_with_a_common_beginning_is_no_overlap(tmp_path):
+    (tmp_path / "model").mkdir()
+    with OutputFolder(tmp_path / "model-mla", source=tmp_path / "model") as output:
+        output.add("a", torch.ones(4))
+
+
+def test_unwritable(tmp_path, error_of):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file" / "out", tmp_path / "file" / "x" / "out", Path("/proc/none/out")):
+        message = error_of(out)
+        assert f"cannot create {out}" in message
+        assert "give a place you can write to" in message
+    assert "root of the file system" in error_of(Path("/"))
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_killed_process_leaves_no_folder_and_the_next_one_cleans_up(tmp_path):
+    out = tmp_path / "out"
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(out)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "written\n"
+    partial = tmp_path / f".out.partial-{process.pid}"
+    assert (partial / "model-shard-00001.safetensors").is_file()
+    write(tmp_path / "other")
+    with OutputFolder(out, source=None):
+        assert partial.is_dir()  # its process lives
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert sorted(os.listdir(tmp_path)) == [partial.name, "other", "out"]
+    write(out, 2.0, overwrite=True)
+    assert sorted(os.listdir(tmp_path)) == ["other", "out"]
+
+
+def test_cleans_up_only_what_is_its_own(tmp_path):
+    dead = dead_process()
+    kept = [f".other.partial-{dead}", f".out.partial-{os.getppid()}", ".out.partial-x", f"out.partial-{dead}"]
+    for name in [*kept, f".out.partial-{dead}", f".out.partial-{os.getpid()}", f".out.partial-{2**70}"]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("")
+    write(tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == sorted([*kept, "out"])
+
+
+def test_old_folder_moved_aside_by_a_killed_process(tmp_path, error_of):
+    aside = tmp_path / f".out.old-{dead_process()}"
+    write(aside, 1.0)
+    assert "already exists" in error_of(tmp_path / "out")  # it is back
+    assert value_at(tmp_path / "out") == 1.0
+    write(aside, 0.0)
+    write(tmp_path / "out", 2.0, overwrite=True)
+    assert value_at(tmp_path / "out") == 2.0
+    assert os.listdir(tmp_path) == ["out"]

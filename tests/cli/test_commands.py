@@ -1,0 +1,67 @@
+"""What the thin commands hand to the library, and what they make of its answer."""
+
+import importlib
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from kvfold.cli import main as cli
+
+
+@pytest.fixture
+def record(monkeypatch):
+    """Replaces a library function by one that records its call and gives `answer`."""
+
+    def replace(module, name, answer):
+        calls = []
+
+        def function(*positional, progress=None, **named):
+            calls.append((positional, named))
+            return answer
+
+        # The module, not the function of the same name that the package re-exports.
+        monkeypatch.setattr(importlib.import_module(module), name, function, raising=False)
+        return calls
+
+    return replace
+
+
+def result(**values):
+    return SimpleNamespace(to_dict=lambda: values)
+
+
+def printed_json(capsys, *argv):
+    assert cli.main([*argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_inspect(record, capsys):
+    calls = record("kvfold.families", "inspect_model", result(parameters=3))
+    assert printed_json(capsys, "inspect", "m") == {"parameters": 3}
+    assert calls == [(("m",), {})]
+
+
+def test_verify(record, capsys):
+    calls = record("kvfold.convert", "verify", result(kl=0.5))
+    assert printed_json(capsys, "verify", "m", "o") == {"kl": 0.5}
+    assert calls == [(("m", "o"), {})]
+
+
+def test_evaluate(record, capsys):
+    calls = record("kvfold.evaluate", "evaluate", result(perplexity=9.5))
+    assert printed_json(capsys, "evaluate", "m", "--text", "t.txt", "--windows", "4") == {"perplexity": 9.5}
+    assert calls == [(("m", "t.txt"), {"context": 512, "windows": 4})]
+
+
+def test_generate_prints_the_text(record, capsys):
+    calls = record("kvfold.evaluate", "generate", " Paris.")
+    assert cli.main(["generate", "m", "--prompt", "The capital of France is", "--chat"]) == 0
+    assert capsys.readouterr().out == " Paris.\n"
+    options = {"max_new_tokens": 64, "temperature": 0.0, "seed": 0, "chat": True}
+    assert calls == [(("m", "The capital of France is"), options)]
+
+
+def test_generate_as_json(record, capsys):
+    record("kvfold.evaluate", "generate", "b")
+    assert printed_json(capsys, "generate", "m", "--prompt", "a") == {"model": "m", "prompt": "a", "text": "b"}

@@ -1,0 +1,139 @@
+import pytest
+
+from kvfold.report import tables
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def layer(index: int, elements: int = 384) -> dict:
+    return {
+        "layer": index,
+        "attention": "GQA",
+        "query_heads": 9,
+        "kv_heads": 3,
+        "sliding_window": None,
+        "cached_elements": elements,
+        "cached_bytes": 2 * elements,
+        "attention_parameters": 1000,
+    }
+
+
+INSPECTION = {
+    "model": "smollm2",
+    "model_type": "llama",
+    "dtype": "bfloat16",
+    "parameters": 134_515_008,
+    "convertible": True,
+    "reason": None,
+    "cached_elements_per_token": 1024,
+    "cached_bytes_per_token": 2048,
+    "layers": (layer(0), layer(1), layer(2, 256)),
+}
+PLAN = {
+    "source": "smollm2",
+    "model_type": "llama",
+    "layout": "shared",
+    "rope": "energy",
+    "factorize": "svd_joint",
+    "dtype": "bfloat16",
+    "calibration_tokens": 8192,
+    "calibration_window": 512,
+    "elements_before": 11520,
+    "elements_after": 3600,
+    "bytes_before": 23040,
+    "bytes_after": 7200,
+    "kept": 0.3125,
+    "attention_parameters_before": 2000,
+    "attention_parameters_after": 1500,
+    "estimated_memory_bytes": 3 * 2**30,
+    "layers": [
+        {
+            "first": 0,
+            "last": 29,
+            "count": 30,
+            "source": {"name": "GQA"},
+            "target": {"name": "MLA", "rotary_heads": 1, "qk_rope_head_dim": 24, "kv_lora_rank": 96},
+            "sliding_window": None,
+            "elements_before": 384,
+            "elements_after": 120,
+        }
+    ],
+}
+
+
+def test_inspection_joins_layers_that_are_alike(capsys):
+    tables.show_inspection(INSPECTION)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "smollm2"
+    assert any(line.split() == ["0–1", "GQA", "9", "3", "–", "384", "768"] for line in lines)
+    assert any(line.split() == ["2", "GQA", "9", "3", "–", "256", "512"] for line in lines)
+    assert any("1,024 elements, 2.0 KiB" in line for line in lines)
+    assert max(map(len, lines)) <= 100
+
+
+def test_inspection_says_why_not(capsys):
+    tables.show_inspection(INSPECTION | {"convertible": False, "reason": "it has no [rotary] positions", "layers": ()})
+    assert "no: it has no [rotary] positions" in capsys.readouterr().out
+
+
+def test_plan_and_conversion(capsys):
+    tables.show_conversion(PLAN)
+    plan = capsys.readouterr().out
+    assert "Plan for smollm2" in plan
+    assert "22.5 KiB to 7.0 KiB (31.25%, bfloat16)" in plan
+    assert any(line.split() == ["0–29", "GQA", "MLA", "1", "x", "24", "96", "384", "120"] for line in plan.splitlines())
+    tables.show_conversion(
+        {
+            "out": "o",
+            "plan": PLAN,
+            "options": {},
+            "attention_errors": [0.1, 0.3],
+            "seconds": {"rotary": 2.0, "save": 1.5},
+        }
+    )
+    conversion = capsys.readouterr().out
+    assert "Converted smollm2 to o in 3.5 s" in conversion
+    assert "largest, in layer 1" in conversion
+    assert any(line.split() == ["rotary", "2", "s"] for line in conversion.splitlines())
+
+
+def test_verification_shows_any_record(capsys):
+    record = {
+        "passed": True,
+        "cache_bytes": 2048,
+        "logits": {"kl": 0.5},
+        "modules": [{"name": "layer 0", "error": 0.25}],
+    }
+    tables.show_verification(record)
+    out = capsys.readouterr().out
+    for text in ("passed  yes", "2.0 KiB", "logits", "layer 0  0.25"):
+        assert text in out
+
+
+def test_evaluation(capsys):
+    result = {
+        "model": "smollm2",
+        "text": "novel.txt",
+        "dtype": "float32",
+        "perplexity": 29.98,
+        "context": 512,
+        "windows": 4,
+        "cache_elements_per_token_and_layer": 384.0,
+        "cache_bytes_per_token": 46080.0,
+        "tokens_per_second": 21.5,
+    }
+    tables.show_evaluation(result)
+    out = capsys.readouterr().out
+    for text in ("29.98", "4 windows of 512 tokens of novel.txt", "384 elements per layer, 45.0 KiB", "21.5 tokens/s"):
+        assert text in out
+
+
+def test_demo(capsys, results):
+    tables.show_demo(results)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[-7:] == ["120", "7,200", "31.25", "120.00", "4.00x", "24", "1.20x"] for line in lines)
+    assert any(line.split()[-2:] == ["–", "–"] for line in lines)
+    assert max(map(len, lines)) <= 100
