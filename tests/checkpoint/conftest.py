@@ -1,14 +1,10 @@
 """Tiny models on disk, each changed by a test into something broken."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 
 
 def tiny_config(**changes) -> LlamaConfig:
@@ -48,24 +44,3 @@ def sharded(tmp_path: Path, model: LlamaForCausalLM) -> Path:
     path = tmp_path / "sharded"
     model.save_pretrained(path, max_shard_size="6KB")
     return path
-
-
-@pytest.fixture
-def tokenizer() -> PreTrainedTokenizerFast:
-    words = Tokenizer(WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
-    words.pre_tokenizer = Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
-    fast.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    return fast
-
-
-@pytest.fixture
-def one_line() -> Callable[[pytest.ExceptionInfo], str]:
-    """The message of an error, which must be a single line."""
-
-    def text(error: pytest.ExceptionInfo) -> str:
-        message = str(error.value)
-        assert "\n" not in message
-        return message
-
-    return text

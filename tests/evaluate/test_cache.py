@@ -68,5 +68,5 @@ def test_packed_wrapper_tensors_count_their_parts():
 
 
 def test_an_unknown_kind_names_the_nearest(llama):
-    with pytest.raises(UnknownNameError, match="unknown cache 'dinamic'. Did you mean 'dynamic'"):
+    with pytest.raises(UnknownNameError, match=r"unknown cache 'dinamic'\. Did you mean 'dynamic'"):
         measure_cache(llama, "dinamic")

@@ -3,7 +3,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from kvfold.errors import OptionError, UnknownNameError
-from kvfold.evaluate import forward_cached, measure_cache, quantized, quantized_cache_factory
+from kvfold.evaluate import cache_keyword, forward_cached, measure_cache, quantized, quantized_cache_factory
 from kvfold.evaluate.quantized import pack, unpack
 
 
@@ -62,8 +62,8 @@ def test_eight_bits_are_close_to_the_plain_cache(llama, token_ids):
 
 def test_generate_takes_the_cache(llama):
     prompt = torch.tensor([[5, 6, 7]])
-    name = {"past_key_values": quantized_cache_factory(llama.config)()}
-    assert llama.generate(prompt, max_new_tokens=5, do_sample=False, pad_token_id=0, **name).shape[1] <= 8
+    held = {cache_keyword(llama): quantized_cache_factory(llama.config)()}
+    assert llama.generate(prompt, max_new_tokens=5, do_sample=False, pad_token_id=0, **held).shape[1] <= 8
 
 
 def test_mistakes_are_named(llama, monkeypatch):

@@ -17,7 +17,8 @@ def test_models_are_compared_with_the_first(llama, deepseek):
         progress=lambda *step: steps.append(step),
     )
     assert (first.name, second.name) == ("grouped", "latent")
-    assert first.ratio == 1 and first.ratio_range == (1, 1)
+    assert first.ratio == 1
+    assert first.ratio_range == (1, 1)
     for speed in (first, second):
         low, high = speed.tokens_per_second_range
         assert 0 < low <= speed.tokens_per_second <= high

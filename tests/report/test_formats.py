@@ -7,8 +7,16 @@ from kvfold.report.formats import bytes_text, factor_text, label, number_text, v
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (134_515_008, "134,515,008"), (31.25, "31.25"), (0.00012, "1.20e-04"), (12345.6, "12,346")]
-    + [(100.0, "100"), (29.98224, "29.98"), (math.inf, "inf"), (math.nan, "nan")],
+    [
+        (0, "0"),
+        (134_515_008, "134,515,008"),
+        (100.0, "100"),
+        (29.98224, "29.98"),
+        (12345.6, "12,346"),
+        (0.00012, "1.20e-04"),
+        (math.inf, "inf"),
+        (math.nan, "nan"),
+    ],
 )
 def test_numbers(value, text):
     assert number_text(value) == text

@@ -32,7 +32,16 @@ def test_the_page_needs_nothing_but_itself(results):
 
 def test_the_page_shows_the_numbers(results):
     page = render_demo(results)
-    for text in ("31.25 %", "4.00x", "1.20x", "120 of 384", "61.2 s", "kvfold demo", "logits: kl", "2026-11-30"):
+    for text in (
+        "31.25 %",
+        "4.00x",
+        "1.20x",
+        "120 of 384",
+        "61.2 s",
+        "kvfold demo",
+        "0.5 nats per token",
+        "2026-11-30",
+    ):
         assert text in page
 
 

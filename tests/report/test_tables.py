@@ -100,17 +100,22 @@ def test_plan_and_conversion(capsys):
     assert any(line.split() == ["rotary", "2", "s"] for line in conversion.splitlines())
 
 
-def test_verification_shows_any_record(capsys):
-    record = {
-        "passed": True,
-        "cache_bytes": 2048,
-        "logits": {"kl": 0.5},
-        "modules": [{"name": "layer 0", "error": 0.25}],
-    }
-    tables.show_verification(record)
+def test_verification(capsys, results):
+    tables.show_verification(results["verify"])
     out = capsys.readouterr().out
-    for text in ("passed  yes", "2.0 KiB", "logits", "layer 0  0.25"):
+    for text in (
+        "smollm2-mla against smollm2",
+        "62.5% of 256",
+        "model.layers.0.self_attn (25.0%)",
+        "14,400 and 14,400",
+    ):
         assert text in out
+    assert "50.0% in model.layers.1" in out
+    assert "yes" in out
+    tables.show_verification(results["verify"] | {"first_diverging_module": None, "passed": False})
+    out = capsys.readouterr().out
+    assert "none" in out
+    assert "NO: a bug" in out
 
 
 def test_evaluation(capsys):

@@ -85,7 +85,7 @@ class Attention(nn.Module, ABC, Generic[SpecT]):
         first, second = self.project_cached(hidden_states, cos, sin)
         store = past_key_values if cache is None else cache
         if store is not None:
-            first, second = store.update(first, second, self.layer_idx)
+            first, second = self._cached(store, first, second)
         if self._choose_path(query.shape[2], first.shape[2], attention_mask) == "absorbed":
             if attention_mask is not None and attention_mask.dim() == 2:  # flash's padding mask, one query
                 attention_mask = attention_mask[:, None, None, :].bool()
@@ -104,6 +104,16 @@ class Attention(nn.Module, ABC, Generic[SpecT]):
             )
         return self.o_proj(output.flatten(2)), weights
 
+    def _cached(self, cache: Cache, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """Append the new tokens' tensors to the cache and return those of all tokens.
+
+        A StaticCache has one head count for both, so what has fewer elements takes the heads of the other.
+        """
+        shapes = self.spec.cached_shapes()
+        heads = common_heads(*shapes)
+        stored = cache.update(regroup(first, heads), regroup(second, heads), self.layer_idx)
+        return regroup(stored[0], shapes[0][0]), regroup(stored[1], shapes[1][0])
+
     @property
     def _dropout(self) -> float:
         return self.config.attention_dropout if self.training else 0.0
@@ -121,6 +131,22 @@ def split_heads(x_BTd: Float[Tensor, "B T hd"], heads: int) -> Float[Tensor, "B 
     return x_BTd.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
+def common_heads(first: tuple[int, int], second: tuple[int, int]) -> int:
+    """The number of heads that both cached tensors, each given as (heads, width), can be laid out in.
+
+    The larger one keeps its own, for putting a tensor back into its heads costs a copy in a batch.
+    """
+    heads = max(first, second, key=lambda shape: shape[0] * shape[1])[0]
+    return heads if all(count * width % heads == 0 for count, width in (first, second)) else 1
+
+
+def regroup(x_BhTd: Float[Tensor, "B h T d"], heads: int) -> Float[Tensor, "B heads T w"]:
+    """The same elements of every token in another number of heads."""
+    if x_BhTd.shape[1] == heads:
+        return x_BhTd
+    return split_heads(x_BhTd.transpose(1, 2).flatten(2), heads)
+
+
 class LatentRMSNorm(nn.Module):
     """RMSNorm with its own weight for each latent head; input and output are (..., heads * rank)."""
 
@@ -130,6 +156,6 @@ class LatentRMSNorm(nn.Module):
         self.heads, self.eps = heads, eps
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        per_head = x.float().unflatten(-1, (self.heads, -1))
+        per_head = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (self.heads, -1))
         normed = per_head * torch.rsqrt(per_head.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * normed.flatten(-2).to(x.dtype)

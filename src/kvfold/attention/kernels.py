@@ -63,7 +63,7 @@ def eager_attention(
 
 
 def masked_softmax(scores_BNTS: Float[Tensor, "B N T S"], mask: Mask) -> Float[Tensor, "B N T S"]:
-    """Softmax in fp32 under a boolean mask (True attends), an additive one, or, with None, a causal one.
+    """Softmax in fp32 or better under a boolean mask (True attends), an additive one, or, with None, a causal one.
 
     Without a mask the queries are the last T of the S tokens.
     """
@@ -74,7 +74,8 @@ def masked_softmax(scores_BNTS: Float[Tensor, "B N T S"], mask: Mask) -> Float[T
         # The lowest finite number, not -inf: a row of padding sees nothing, and must not become NaN.
         lowest = torch.finfo(scores_BNTS.dtype).min
         scores_BNTS = scores_BNTS.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores_BNTS + mask
-    return F.softmax(scores_BNTS, dim=-1, dtype=torch.float32).to(scores_BNTS.dtype)
+    precise = torch.promote_types(scores_BNTS.dtype, torch.float32)
+    return F.softmax(scores_BNTS, dim=-1, dtype=precise).to(scores_BNTS.dtype)
 
 
 def split_attention(

@@ -1,8 +1,8 @@
 """Rotary positions by index: a module keeps which base frequency each of its pairs uses, and selects from the base
 model's `cos, sin`, so that every kind of rope scaling keeps working.
 
-Layout: HF's halves. Pair `l` of a width `2r` vector is dims `l` and `l + r`; as one complex number, position `t` multiplies
-it by `exp(i theta_l t)` (RoFormer, arXiv 2104.09864).
+Layout: HF's halves. Pair `l` of a vector of width `2r` is dims `l` and `l + r`; as one complex number, position `t`
+multiplies it by `exp(i theta_l t)` (RoFormer, arXiv 2104.09864).
 """
 
 import torch

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
+from kvfold.attention.checking import check_field
 from kvfold.errors import OptionError
 from kvfold.registry import lookup
 
@@ -33,12 +34,8 @@ class AttentionSpec(ABC):
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type is int and not (isinstance(value, int) and value >= self._minimum(field.name)):
-                raise OptionError(
-                    f"{self.kind} attention: {field.name} must be an integer of at least "
-                    f"{self._minimum(field.name)}, got {value!r}."
-                )
+            minimum = self._minimum(field.name)
+            check_field(self.kind, field.name, field.type, getattr(self, field.name), minimum)
         self._must_divide("num_key_value_heads", "num_attention_heads")
         self._validate()
 
@@ -51,7 +48,8 @@ class AttentionSpec(ABC):
     def _must_divide(self, divisor: str, dividend: str) -> None:
         if getattr(self, dividend) % getattr(self, divisor):
             raise OptionError(
-                f"{self.kind} attention: {divisor}={getattr(self, divisor)} must divide {dividend}={getattr(self, dividend)}."
+                f"{self.kind} attention: {divisor}={getattr(self, divisor)} must divide "
+                f"{dividend}={getattr(self, dividend)}."
             )
 
     @property
@@ -207,7 +205,7 @@ class GroupedSpec(AttentionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class TiedSpec(AttentionSpec):
-    """Grouped tied attention, GTA (arXiv 2505.21487): keys and values share one projection; cached G d + d/2 elements."""
+    """Grouped tied attention, GTA (arXiv 2505.21487): keys and values share a projection; cached G d + d/2 elements."""
 
     kind: ClassVar[str] = "tied"
 
@@ -267,7 +265,7 @@ class LatentSpec(AttentionSpec):
     `qk_rope_head_dim` dims. `num_key_value_heads` counts the distinct keys and values that the latents expand to: N for
     MLA as published, G for a converted GQA model, whose query heads keep sharing them.
 
-    Layouts: `rotary_heads` = 1 is `shared` (DeepSeek's), `rotary_heads` = G is `per_head` (MHA2MLA's, arXiv 2502.14837).
+    Layouts: `rotary_heads` = 1 is `shared` (DeepSeek's), `rotary_heads` = G `per_head` (MHA2MLA's, arXiv 2502.14837).
     """
 
     kind: ClassVar[str] = "latent"

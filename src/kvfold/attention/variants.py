@@ -1,5 +1,8 @@
 """The table of attention variants: the module of each kind of spec."""
 
+from collections.abc import Callable
+from typing import Any
+
 from kvfold.attention.base import Attention, LayerContext
 from kvfold.attention.grouped import GroupedAttention
 from kvfold.attention.latent import LatentAttention
@@ -7,7 +10,7 @@ from kvfold.attention.spec import AttentionSpec
 from kvfold.attention.tied import TiedAttention
 from kvfold.registry import lookup
 
-MODULES: dict[str, type[GroupedAttention] | type[TiedAttention] | type[LatentAttention]] = {
+MODULES: dict[str, Callable[[Any, LayerContext], Attention]] = {
     "grouped": GroupedAttention,
     "tied": TiedAttention,
     "latent": LatentAttention,

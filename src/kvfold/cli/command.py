@@ -19,7 +19,7 @@ class Command:
     """One command: its arguments, what it runs and how it shows the result to a person.
 
     `add_arguments` and the module that defines the command must stay free of heavy imports, so that `--help` is quick;
-    `run` and `show` import what they need.
+    `run` and `show` import what they need. Where `passed` says no, the exit code is 1.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Command:
     add_arguments: Callable[[ArgumentParser], None]
     run: Callable[[Namespace, Progress], Result]
     show: Callable[[Result], None]
+    passed: Callable[[Result], bool] = lambda result: True
 
     def parser(self) -> ArgumentParser:
         """A parser that raises ArgumentError where argparse would print its usage and exit."""

@@ -93,7 +93,7 @@ def _add_method(parser: ArgumentParser) -> None:
         "--calibration-tokens",
         type=int,
         metavar="N",
-        help="tokens to calibrate on; 0 uses the weights alone (default: 32768)",
+        help="tokens to calibrate on; 0 uses the weights alone (default: 16384)",
     )
     method.add_argument(
         "--calibration-window", type=int, metavar="N", help="tokens per calibration sequence (default: 512)"

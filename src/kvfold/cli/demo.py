@@ -53,13 +53,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, progress: Progress) -> Result:
-    from kvfold.convert import convert, verify
-    from kvfold.evaluate import quantized_cache_factory
+    refuse_other_content(Path(options.out), "index.html")
+    refuse_other_content(Path(options.converted), "kvfold.json")
+
+    from kvfold.convert import convert
+    from kvfold.evaluate import quantized_cache_factory, verify
     from kvfold.modeling import load_model
     from kvfold.report import provenance, save_report
 
-    refuse_other_content(Path(options.out), "index.html")
-    refuse_other_content(Path(options.converted), "kvfold.json")
     clock = Clock()
     conversion = convert(MODEL, options.converted, cache_ratio=CACHE_RATIO, overwrite=True, progress=progress)
     clock.stop("convert")
@@ -147,10 +148,10 @@ def decode_rates(contenders: Sequence[Contender], progress: Progress) -> list[Re
 
 def perplexities(contenders: Sequence[Contender], tokenizer: Any, progress: Progress) -> Result:
     """Perplexity of each contender on the shipped novel, with its ratio to the first."""
-    from kvfold.evaluate import perplexity, read_text, tokens_of
-    from kvfold.texts import EVALUATION
+    from kvfold.evaluate import perplexity
+    from kvfold.texts import EVALUATION, read_text, token_ids
 
-    ids = tokens_of(tokenizer, read_text(EVALUATION), minimum=CONTEXT * WINDOWS)
+    ids = token_ids(tokenizer, read_text(EVALUATION), minimum=CONTEXT * WINDOWS)
     scores = [
         perplexity(
             contender.model,

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -27,20 +28,24 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code: 0, 2 after a user's mistake, 130 after Ctrl-C."""
+    """Run one command line; returns 0, 1 if a check failed, 2 after a user's mistake, 130 after Ctrl-C."""
     try:
-        run(list(sys.argv[1:] if argv is None else argv))
+        code = run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
     except KvfoldError as error:
         print(f"kvfold: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("kvfold: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
-def run(argv: list[str]) -> None:
-    """Run one command line.
+def run(argv: list[str]) -> int:
+    """Run one command line and return its exit code.
 
     Raises:
         KvfoldError: the user's mistake, in one line.
@@ -54,6 +59,7 @@ def run(argv: list[str]) -> None:
     else:
         command = lookup(COMMANDS, argv[0], "command")
         options = parse(command, argv[1:])
+        quiet_transformers()
         # Some libraries print to stdout while they work; the result must be the only thing there.
         with contextlib.redirect_stdout(sys.stderr), Reporter() as progress:
             result = command.run(options, progress)
@@ -61,6 +67,8 @@ def run(argv: list[str]) -> None:
             print(json.dumps(result))
         else:
             command.show(result)
+        return 0 if command.passed(result) else 1
+    return 0
 
 
 def parse(command: Command, argv: list[str]) -> Namespace:
@@ -76,6 +84,14 @@ def parse(command: Command, argv: list[str]) -> Namespace:
         raise OptionError(one_line(str(error), parser)) from error
     check_values(options, parser)
     return options
+
+
+def quiet_transformers() -> None:
+    """Silence the warnings and bars of transformers: what a user must know is an error of kvfold's own."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def overview() -> str:

@@ -12,7 +12,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, progress: Progress) -> Result:
-    from kvfold.convert import verify
+    from kvfold.evaluate import verify
 
     return verify(options.model, options.out).to_dict()
 
@@ -30,10 +30,11 @@ COMMAND = Command(
     description=(
         "Compare the logits of both models (largest and mean difference, KL, top-1 agreement), name the first module "
         "that diverges, and check that cached equals uncached, absorbed equals expanded and printed bytes equal "
-        "measured bytes."
+        "measured bytes. Exit code 1 if one of those checks fails."
     ),
     example="kvfold verify smollm2 smollm2-mla",
     add_arguments=add_arguments,
     run=run,
     show=show,
+    passed=lambda result: result["passed"],
 )

@@ -1,9 +1,10 @@
 """Run the original model over calibration text one layer at a time, on stored hidden states.
 
-Only one layer's weights are in memory at once, so the size of a model that can be calibrated is set by its widest layer.
+Only one layer's weights are in memory at once, so its widest layer sets how large a model can be calibrated.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -125,7 +126,7 @@ class LayerRunner:
         return ((distance >= 0) & (distance < window))[None, None]
 
 
-def rotary_embedding(config: PreTrainedConfig, family: Family) -> nn.Module:
+def rotary_embedding(config: PreTrainedConfig, family: Family) -> Any:
     """The base model's own module that makes `cos, sin`, on the CPU, rope scaling included."""
     with torch.device("meta"):
         rotary = AutoModelForCausalLM.from_config(config).get_submodule(family.rotary)

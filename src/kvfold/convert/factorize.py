@@ -1,7 +1,7 @@
 """Low rank: one solver, different metrics. Keys without rotation and values share the latent.
 
-A method finds `down` (R, D), `up_key` (K, R) and `up_value` (V, R) such that `up_key down ~ W_k` and `up_value down ~ W_v`
-for the stacked NoPE keys W_k (K, D) and values W_v (V, D) of all KV heads.
+A method finds `down` (R, D), `up_key` (K, R) and `up_value` (V, R) such that `up_key down ~ W_k` and
+`up_value down ~ W_v` for the stacked NoPE keys W_k (K, D) and values W_v (V, D) of all KV heads.
 """
 
 from collections.abc import Callable
@@ -29,11 +29,11 @@ class Factors:
 def reduced_rank(
     weight: Float[Tensor, "o D"], rank: int, moment: Float[Tensor, "D D"] | None = None
 ) -> tuple[Float[Tensor, "R D"], Float[Tensor, "o R"]]:
-    """The pair (down, up) of the given rank that minimises `E|W x - up down x|^2` for E[x x^T] = `moment` (None: identity).
+    """The pair (down, up) of the given rank that minimises `E|W x - up down x|^2` for E[x x^T] = `moment`.
 
-    Reduced-rank regression, solved by the eigenvectors of the smaller Gram matrix of `Y = W moment^1/2 = U S V^T`: an SVD
-    of the weight would cost many times more. The singular values are shared, S^1/2 to each factor, as in
-    arXiv 2502.14837. A rank that covers all rows is exact: down = W.
+    Reduced-rank regression (`moment` None: identity), solved by the eigenvectors of the smaller Gram matrix of
+    `Y = W moment^1/2 = U S V^T`: an SVD of the weight would cost many times more. The singular values are shared,
+    S^1/2 to each factor, as in arXiv 2502.14837. A rank that covers all rows is exact: down = W.
     """
     rows, width = weight.shape
     if rank == 0:

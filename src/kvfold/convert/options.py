@@ -114,8 +114,8 @@ class Budget:
 def resolve_budget(options: ConvertOptions, spec: GroupedSpec) -> Budget:
     """The budget of `options` for a layer of shape `spec`.
 
-    A cache ratio gives the rotary keys an eighth of each KV head's key (MHA2MLA's default, d/16 pairs), at most a third of
-    what is kept; the rest is latent.
+    A cache ratio gives the rotary keys an eighth of each KV head's key (MHA2MLA's default, d/16 pairs), at most a
+    third of what is kept; the rest is latent.
 
     Raises:
         BudgetError: the budget cannot be met, or exceeds the original cache.
@@ -155,8 +155,9 @@ def _check(budget: Budget, spec: GroupedSpec, full_rope: int, strategy: str) -> 
     if rank < 1:
         raise BudgetError(f"kv_lora_rank must be 1 or more, got {rank}.")
     kept = budget.rotary_heads * rope + rank
-    if kept > spec.cached_elements():
+    limit = spec.cached_elements()
+    if kept > limit:
         raise BudgetError(
-            f"{budget.rotary_heads} x {rope} rotary dims + rank {rank} = {kept} elements per token and layer exceed the "
-            f"original cache of {spec.cached_elements()}: lower kv_lora_rank to {spec.cached_elements() - budget.rotary_heads * rope}."
+            f"{budget.rotary_heads} x {rope} rotary dims + rank {rank} = {kept} elements per token and layer exceed "
+            f"the original cache of {limit}: lower the rank to {limit - budget.rotary_heads * rope}."
         )

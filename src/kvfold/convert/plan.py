@@ -1,6 +1,6 @@
 """What a conversion will do, before it is done: pure arithmetic on a config, printable."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch

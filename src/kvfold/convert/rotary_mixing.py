@@ -16,8 +16,8 @@ from kvfold.convert.weights import LayerWeights, RotarySplit
 def split_by_components(weights: LayerWeights, statistics: LayerStatistics, pairs: int) -> RotarySplit:
     """Keep the `pairs` cross-head components with the most energy.
 
-    With `Sigma_l = E[k_l k_l^H]` and `W_l = diag_g(sum over the group's heads of E|q_n,l|^2)`, take the eigenvectors V of
-    `W^1/2 Sigma W^1/2`. Component (l, j) caches `V_j^H W^1/2 k_l`; a query head of group g meets it with
+    With `Sigma_l = E[k_l k_l^H]` and `W_l = diag_g(sum over the group's heads of E|q_n,l|^2)`, take the eigenvectors V
+    of `W^1/2 Sigma W^1/2`. Component (l, j) caches `V_j^H W^1/2 k_l`; a query head of group g meets it with
     `conj((W^-1/2 V_j)_g) q_l`. What the kept components leave of the keys goes on without rotation.
     """
     spec, total = weights.spec, weights.spec.head_dim // 2

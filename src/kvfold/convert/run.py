@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvfold.attention import LayerContext, LatentSpec, build_attention
+from kvfold.attention import LatentSpec, LayerContext, build_attention
 from kvfold.checkpoint import Checkpoint, OutputFolder, open_checkpoint
 from kvfold.convert.assemble import fold_layer
 from kvfold.convert.calibration import AttentionSample, LayerRunner, calibration_ids, rotary_embedding
@@ -133,7 +133,7 @@ class _Folder:
         self._written: set[str] = set()
         self._rope_gain = rotary_embedding(checkpoint.config, family).attention_scaling ** 2
         self.errors: list[float] = []
-        self.seconds = dict.fromkeys(("read", "calibrate", "fold", "write"), 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(("read", "calibrate", "fold", "write"), 0.0)
 
     def convert_layer(self, index: int) -> None:
         layer = self._plan.layers[index]

@@ -34,9 +34,9 @@ class LayerWeights:
 class RotarySplit:
     """A layer's queries and keys, divided into what keeps its rotation and what does not.
 
-    Scores are `sum over slots of RoPE(q_rope) . RoPE(k_rope) + q_nope . k_nope`, with the softmax scale of a head as wide
-    as both parts; each rotary slot uses the base frequency in `index`. The bias of the NoPE keys is gone: it adds the
-    same number to every score of a query, which a softmax ignores.
+    Scores are `sum over slots of RoPE(q_rope) . RoPE(k_rope) + q_nope . k_nope`, with the softmax scale of a head as
+    wide as both parts; each rotary slot uses the base frequency in `index`. The bias of the NoPE keys is gone: it adds
+    the same number to every score of a query, which a softmax ignores.
     """
 
     index: Int[Tensor, "r p"]

@@ -13,13 +13,14 @@ from kvfold.evaluate.perplexity import Perplexity, perplexity
 from kvfold.evaluate.quantized import quantized_cache_factory
 from kvfold.evaluate.run import Evaluation, evaluate
 from kvfold.evaluate.speed import Speed, decode_speed
-from kvfold.evaluate.text import read_text, tokens_of
+from kvfold.evaluate.verify import Verification, verify
 
 __all__ = [
     "CacheSize",
     "Evaluation",
     "Perplexity",
     "Speed",
+    "Verification",
     "cache_bytes",
     "cache_elements",
     "cache_keyword",
@@ -31,6 +32,5 @@ __all__ = [
     "measure_cache",
     "perplexity",
     "quantized_cache_factory",
-    "read_text",
-    "tokens_of",
+    "verify",
 ]

@@ -57,7 +57,9 @@ class GroupedLayer(DynamicLayer):
 
     transformers' own quantised layers differ in two ways that make them a poor yardstick: they requantise the whole
     history at every flush and let a token attend to unquantised neighbours of its own chunk. Here attention sees
-    exactly what is stored. Groups run along the head dim, of the largest size up to `group_size` that divides it.
+    exactly what is stored. That is strict: with the newest 32 tokens exact, as those layers have them, the loss of int4
+    all but disappears on short windows. Groups run along the head dim, of the largest size up to `group_size` that
+    divides it.
     """
 
     is_croppable = False

@@ -11,8 +11,8 @@ import torch
 from kvfold.evaluate.cache import measure_cache
 from kvfold.evaluate.perplexity import perplexity
 from kvfold.evaluate.speed import decode_speed
-from kvfold.evaluate.text import read_text, tokens_of
 from kvfold.modeling import load_model
+from kvfold.texts import read_text, token_ids
 
 Progress = Callable[[str, int, int], None]
 
@@ -66,7 +66,7 @@ def evaluate(
     """
     content = read_text(text)  # before the model, which takes longer to load
     network, tokenizer = load_model(model, dtype=dtype)
-    ids = tokens_of(tokenizer, content, minimum=context * (windows or 1))
+    ids = token_ids(tokenizer, content, minimum=context * (windows or 1))
     stage = partial(partial, progress) if progress is not None else lambda name: None
     score = perplexity(network, ids, context=context, windows=windows, progress=stage("scoring windows"))
     size = measure_cache(network)

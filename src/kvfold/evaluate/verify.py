@@ -26,7 +26,8 @@ count as different; both in fp32."""
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """Comparisons on `tokens` tokens, in fp32. Differences are of logits; `kl` is KL(original || converted) in nats per token.
+    """Comparisons on `tokens` tokens, in fp32. Differences are of logits; `kl` is KL(original || converted), nats per
+    token.
 
     `first_diverging_module` is the first, in order of execution, whose output is off by more than a relative 1e-3; None
     for a lossless conversion. `module_errors` holds |converted - original| / |original| per attention and layer output.

@@ -31,7 +31,7 @@ class KvfoldForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: KvfoldConfig) -> None:
         super().__init__(config)
-        text_config = config.text_config
+        text_config = config.base
         base = AutoModelForCausalLM.from_config(text_config, attn_implementation=config._attn_implementation)
         family = family_of(text_config)
         for index, (spec, window) in enumerate(zip(config.specs(), config.windows(), strict=True)):
@@ -65,7 +65,8 @@ class KvfoldForCausalLM(PreTrainedModel, GenerationMixin):
             CheckpointError: a tensor is missing, has the wrong shape or is not the model's.
         """
         kwargs["ignore_mismatched_sizes"] = True  # so that the mismatches come back by name
-        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        model, info = loaded
         _refuse_incomplete(pretrained_model_name_or_path, model, info)
         return (model, info) if output_loading_info else model
 

@@ -22,7 +22,8 @@ class KvfoldConfig(PreTrainedConfig):
     """
 
     model_type = "kvfold"
-    sub_configs = {"text_config": AutoConfig}  # noqa: RUF012 (the name and form that transformers reads)
+    # The name and form in which transformers looks for the parts of a composite config.
+    sub_configs = {"text_config": AutoConfig}  # noqa: RUF012  # pyright: ignore[reportAssignmentType]
 
     text_config: dict | PreTrainedConfig | None = None
     attention: dict | list | None = None
@@ -34,13 +35,19 @@ class KvfoldConfig(PreTrainedConfig):
         elif self.text_config is None:  # transformers builds defaults to write configs as differences
             self.text_config = AutoConfig.for_model("llama")
         if isinstance(self.attention, dict):
-            self.attention = [self.attention] * self.text_config.num_hidden_layers
-        self.tie_word_embeddings = self.text_config.tie_word_embeddings
+            self.attention = [self.attention] * self.base.num_hidden_layers
+        self.tie_word_embeddings = self.base.tie_word_embeddings
         super().__post_init__(**kwargs)
+
+    @property
+    def base(self) -> PreTrainedConfig:
+        """The base model's config, an object in every config that is built."""
+        assert isinstance(self.text_config, PreTrainedConfig)
+        return self.text_config
 
     def specs(self) -> tuple[AttentionSpec, ...]:
         """The attention of each layer, checked against the base config."""
-        base = self.text_config
+        base = self.base
         if not self.attention:
             raise CheckpointError("the kvfold config has no 'attention': add one spec, or one per layer.")
         if len(self.attention) != base.num_hidden_layers:
@@ -62,25 +69,25 @@ class KvfoldConfig(PreTrainedConfig):
 
     def windows(self) -> tuple[int | None, ...]:
         """Sliding window of each layer in tokens, None where a query sees everything."""
-        return family_of(self.text_config).sliding_windows(self.text_config)
+        return family_of(self.base).sliding_windows(self.base)
 
     # The numbers that training and evaluation tools read from any model's config.
     @property
     def vocab_size(self) -> int:
-        return self.text_config.vocab_size
+        return self.base.vocab_size
 
     @property
     def hidden_size(self) -> int:
-        return self.text_config.hidden_size
+        return self.base.hidden_size
 
     @property
     def num_hidden_layers(self) -> int:
-        return self.text_config.num_hidden_layers
+        return self.base.num_hidden_layers
 
     @property
     def num_attention_heads(self) -> int:
-        return self.text_config.num_attention_heads
+        return self.base.num_attention_heads
 
     @property
     def max_position_embeddings(self) -> int:
-        return self.text_config.max_position_embeddings
+        return self.base.max_position_embeddings

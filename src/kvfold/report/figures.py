@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from kvfold.report.formats import bytes_text, factor_text, number_text
 
@@ -25,7 +26,7 @@ CSS_NAMES = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {
 """In the page, colours are CSS variables, so that figures follow its light or dark theme."""
 CONTEXT = 8192
 """Tokens for which the size of a cache is drawn."""
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 10.5,
     "text.color": INK,
     "axes.labelcolor": MUTED,
@@ -160,7 +161,7 @@ def layer_figure(results: Record) -> Figure | None:
         )
     axes.set_ylim(bottom=0)
     axes.set_xlabel("layer")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     return figure

@@ -53,7 +53,7 @@ def bytes_text(count: float) -> str:
         if abs(count) < 1024:
             return f"{count:,.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
-    return f"{count:.2f} GiB"
+    return f"{count:,.2f} GiB"
 
 
 def factor_text(ratio: float | None) -> str:

@@ -8,6 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from kvfold.checkpoint import OutputFolder, write_json, write_text
+from kvfold.report.checks import verification_facts
 from kvfold.report.figures import CONTEXT, draw, save_png, svg
 from kvfold.report.formats import bytes_text, factor_text, label, number_text, value_text
 
@@ -27,7 +28,7 @@ def render_demo(results: Record) -> str:
             (per token and layer), `cache_bytes_per_token`, `cache_percent` (of the first row's bytes), `perplexity`,
             `perplexity_ratio` and `decode_ratio` (to the first row), `tokens_per_second`; the last two may be None;
             `per_layer`: lists of numbers by name, one number per layer (may be empty);
-            `verify`: checks and their values, nested at most once;
+            `verify`: what `Verification.to_dict` gives;
             `samples`: dicts of `name`, `prompt`, `text`;
             `timings`: seconds by stage;
             `provenance`: what `provenance()` returns.
@@ -43,8 +44,8 @@ def render_demo(results: Record) -> str:
     return environment.get_template("demo.html.j2").render(
         results=results,
         figures={name: Markup(svg(figure)) for name, figure in draw(results).items()},
-        value_text=value_text,
         flatten=_flatten,
+        checks=verification_facts(results["verify"]),
         context=CONTEXT,
         verdict=verdict(results["rows"]),
     )

@@ -1,13 +1,14 @@
 """Tables for the terminal, made of the dicts that the commands print as JSON."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from kvfold.report.checks import verification_facts
 from kvfold.report.formats import bytes_text, factor_text, label, number_text, value_text
 
 Record = Mapping[str, Any]
@@ -61,8 +62,8 @@ def show_conversion(result: Record) -> None:
 
 
 def show_verification(result: Record) -> None:
-    """Print the comparison of a converted model with its original: any dict of values, nested ones as own tables."""
-    _show("Verification", *_record_tables(result))
+    """Print the comparison of a converted model with its original."""
+    _show(f"{result['converted']} against {result['original']}", _facts(verification_facts(result)))
 
 
 def show_evaluation(result: Record) -> None:
@@ -80,7 +81,7 @@ def show_evaluation(result: Record) -> None:
 def show_demo(result: Record) -> None:
     """Print the rows of the demo (see `render_demo` for their keys), the ratios being to the first row."""
     columns = ("elements", "bytes", "cache %", "perplexity", "ratio", "tokens/s", "ratio")
-    table = _table({"header": "", "no_wrap": True}, *map(_right, columns))
+    table = _table(Column("", no_wrap=True), *map(_right, columns))
     table.caption = "elements per token and layer, bytes per token, ratios to the first row"
     for row in result["rows"]:
         table.add_row(
@@ -123,29 +124,6 @@ def _plan_tables(plan: Record) -> list[Table]:
     return [_facts(facts), table]
 
 
-def _record_tables(record: Record) -> list[Table]:
-    flat = {key: value for key, value in record.items() if not isinstance(value, Mapping) and not _is_rows(value)}
-    tables = [_facts(flat)] if flat else []
-    for key, value in record.items():
-        if isinstance(value, Mapping) and value:
-            tables += [_titled(table, label(key)) for table in _record_tables(value)]
-        elif _is_rows(value):
-            table = _table(*map(label, value[0]))
-            for row in value:
-                table.add_row(*(value_text(name, item) for name, item in row.items()))
-            tables.append(_titled(table, label(key)))
-    return tables
-
-
-def _is_rows(value: Any) -> bool:
-    return isinstance(value, Sequence) and len(value) > 0 and all(isinstance(row, Mapping) for row in value)
-
-
-def _titled(table: Table, title: str) -> Table:
-    table.title, table.title_justify = title, "left"
-    return table
-
-
 def _runs(layers: Iterable[Record]) -> Iterable[tuple[int, int, Record]]:
     """First and last index of neighbouring layers that differ in their number only."""
     for _, group in groupby(layers, key=lambda layer: {**layer, "layer": None}):
@@ -157,15 +135,12 @@ def _span(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}–{last}"
 
 
-def _right(name: str) -> dict[str, Any]:
-    return {"header": name, "justify": "right"}
+def _right(name: str) -> Column:
+    return Column(name, justify="right")
 
 
-def _table(*columns: str | dict[str, Any]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), caption_justify="left")
-    for column in columns:
-        table.add_column(**({"header": column} if isinstance(column, str) else column))
-    return table
+def _table(*columns: str | Column) -> Table:
+    return Table(*columns, box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), caption_justify="left")
 
 
 def _facts(facts: Mapping[str, Any]) -> Table:

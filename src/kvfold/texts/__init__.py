@@ -1,4 +1,4 @@
-"""Text files: the ones that the package ships (sources and licences in LICENSES.md beside them), and how they are read."""
+"""Text files: how they are read, and the ones that the package ships (sources and licences in LICENSES.md)."""
 
 from kvfold.texts.reading import read_text, token_ids
 from kvfold.texts.shipped import CALIBRATION, EVALUATION

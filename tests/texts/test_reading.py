@@ -3,7 +3,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from kvfold.errors import TextError
-from kvfold.evaluate import read_text, tokens_of
+from kvfold.texts import read_text, token_ids
 
 
 @pytest.fixture
@@ -16,12 +16,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def test_text_becomes_ids(tmp_path, tokenizer):
     path = tmp_path / "text.txt"
     path.write_text("a b é", encoding="utf-8")
-    assert tokens_of(tokenizer, read_text(path), minimum=3).tolist() == [1, 2, 0]
+    assert token_ids(tokenizer, read_text(path), minimum=3).tolist() == [1, 2, 0]
 
 
 def test_a_short_text(tokenizer):
-    with pytest.raises(TextError, match="the text has 2 tokens, at least 16 are needed"):
-        tokens_of(tokenizer, "a b", minimum=16)
+    with pytest.raises(TextError, match="the text has 2 tokens, 16 are needed"):
+        token_ids(tokenizer, "a b", minimum=16)
 
 
 def test_files_that_cannot_be_read(tmp_path):

@@ -1,0 +1,50 @@
+"""Fixtures that several parts use. Models are tiny: more threads would only wait for each other."""
+
+from collections.abc import Callable
+from string import ascii_lowercase
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token per letter; ids below 32."""
+    words = Tokenizer(WordLevel({word: index for index, word in enumerate(["<unk>", *ascii_lowercase])}, "<unk>"))
+    words.pre_tokenizer = Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    fast.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    return fast
+
+
+@pytest.fixture
+def one_line() -> Callable[[pytest.ExceptionInfo], str]:
+    """The message of an error, which must be a single line."""
+
+    def text(error: pytest.ExceptionInfo) -> str:
+        message = str(error.value)
+        assert "\n" not in message
+        return message
+
+    return text
+
+
+@pytest.fixture
+def randomise() -> Callable[[torch.nn.Module], torch.nn.Module]:
+    """Gives every parameter, biases and norms included, a size at which a mistake shows."""
+
+    def fill(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in sorted(module.named_parameters()):
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.copy_(1 + 0.2 * noise if "norm" in name else noise * parameter.shape[-1] ** -0.5)
+        return module.eval()
+
+    return fill
