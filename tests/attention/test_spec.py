@@ -10,11 +10,15 @@ from kvfold.errors import OptionError, UnknownNameError
 
 
 def grouped(heads=8, **changes):
-    return GroupedSpec(**({"hidden_size": 256, "num_attention_heads": 8, "head_dim": 32} | changes), num_key_value_heads=heads)
+    return GroupedSpec(
+        **({"hidden_size": 256, "num_attention_heads": 8, "head_dim": 32} | changes), num_key_value_heads=heads
+    )
 
 
 def tied(heads=4, **changes):
-    return TiedSpec(**({"hidden_size": 256, "num_attention_heads": 8, "head_dim": 32} | changes), num_key_value_heads=heads)
+    return TiedSpec(
+        **({"hidden_size": 256, "num_attention_heads": 8, "head_dim": 32} | changes), num_key_value_heads=heads
+    )
 
 
 def latent(**changes):
@@ -72,11 +76,17 @@ WRONG_SHAPES = {
     "tied head": (lambda: tied(4, head_dim=30), "tied attention: head_dim must be a multiple of 4, got 30."),
     "odd rope": (lambda: latent(qk_rope_head_dim=15), "latent attention: qk_rope_head_dim must be even, got 15."),
     "no rope": (lambda: latent(qk_rope_head_dim=0), "qk_rope_head_dim must be an integer of at least 2, got 0."),
-    "rotary heads": (lambda: latent(rotary_heads=2), "rotary_heads must be 1 (shared) or num_key_value_heads=8 (per_head), got 2."),
+    "rotary heads": (
+        lambda: latent(rotary_heads=2),
+        "rotary_heads must be 1 (shared) or num_key_value_heads=8 (per_head), got 2.",
+    ),
     "latent heads": (lambda: latent(latent_heads=3), "latent_heads=3 must divide kv_lora_rank=128."),
     "latent groups": (lambda: latent(latent_heads=16), "latent_heads=16 must divide num_key_value_heads=8."),
     "query rank": (lambda: latent(q_lora_rank=63, q_latent_heads=2), "q_latent_heads=2 must divide q_lora_rank=63."),
-    "query groups": (lambda: latent(q_lora_rank=48, q_latent_heads=3), "q_latent_heads=3 must divide num_attention_heads=8."),
+    "query groups": (
+        lambda: latent(q_lora_rank=48, q_latent_heads=3),
+        "q_latent_heads=3 must divide num_attention_heads=8.",
+    ),
 }
 
 
@@ -91,7 +101,11 @@ def test_shapes_that_contradict_each_other(name, one_line):
 WRONG_KEYS = {
     "no kind": ({"kind": None}, OptionError, "needs a 'kind', one of grouped, tied, latent; got None."),
     "unknown kind": ({"kind": "latnet"}, UnknownNameError, "unknown attention kind 'latnet'. Did you mean 'latent'?"),
-    "unknown key": ({"kv_lora_rnk": 3}, UnknownNameError, "unknown field of latent attention 'kv_lora_rnk'. Did you mean 'kv_lora_rank'?"),
+    "unknown key": (
+        {"kv_lora_rnk": 3},
+        UnknownNameError,
+        "unknown field of latent attention 'kv_lora_rnk'. Did you mean 'kv_lora_rank'?",
+    ),
 }
 
 
@@ -111,7 +125,17 @@ def test_missing_key(one_line):
     one_line(error)
 
 
-@pytest.mark.parametrize(("key", "value"), [("latent_norm", "no"), ("q_lora_rank", 1.5), ("q_lora_rank", 0), ("hidden_size", "256"), ("norm_eps", "small"), ("kv_lora_rank", True)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("latent_norm", "no"),
+        ("q_lora_rank", 1.5),
+        ("q_lora_rank", 0),
+        ("hidden_size", "256"),
+        ("norm_eps", "small"),
+        ("kv_lora_rank", True),
+    ],
+)
 def test_wrong_types(key, value, one_line):
     with pytest.raises(OptionError, match=key) as error:
         spec_from_dict(latent().to_dict() | {key: value})

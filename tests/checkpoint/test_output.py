@@ -31,6 +31,7 @@ with OutputFolder(Path(sys.argv[1]), source=None, overwrite=True, max_shard_byte
 def write(out: Path, value: float = 1.0, **options) -> OutputFolder:
     with OutputFolder(out, source=None, **options) as output:
         output.add("a", torch.full((4, 4), value))
+        (output.path / "config.json").write_text("{}")
     return output
 
 
@@ -148,8 +149,15 @@ def test_overwrite(tmp_path, monkeypatch, exchange):
     (tmp_path / "out" / "stale.txt").write_text("")
     write(tmp_path / "out", 2.0, overwrite=True)
     assert value_at(tmp_path / "out") == 2.0
-    assert os.listdir(tmp_path / "out") == ["model.safetensors"]
+    assert sorted(os.listdir(tmp_path / "out")) == ["config.json", "model.safetensors"]
     assert os.listdir(tmp_path) == ["out"]
+
+
+def test_overwrite_spares_what_is_not_a_model(tmp_path, error_of):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("")
+    assert "holds something else (it has no config.json)" in error_of(tmp_path / "out", overwrite=True)
+    assert os.listdir(tmp_path / "out") == ["thesis.tex"]
 
 
 def test_old_folder_returns_if_the_new_one_cannot_be_put_in_place(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ def test_the_graph_of_a_layer_is_whole(layer):
     torch.testing.assert_close(output, layer.output(mask))
 
 
-@pytest.mark.parametrize("spec", ["gqa", "gta2", "mla_of_gqa", "gla2_split_query"], indirect=True)
+@pytest.mark.parametrize("spec", ["mla_of_gqa"], indirect=True)
 def test_a_compiled_model_trains_alike(model, ids):
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     losses = [run(input_ids=ids, labels=ids, use_cache=False).loss for run in (model, compiled)]
@@ -30,7 +30,7 @@ def test_a_compiled_model_trains_alike(model, ids):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", ["mla_everything"], indirect=True)
+@pytest.mark.parametrize("spec", ["mla"], indirect=True)
 def test_generated_code(layer):
     compiled = torch.compile(layer.module, fullgraph=True)
     mask = torch.ones(11, 11, dtype=torch.bool).tril()[None, None]

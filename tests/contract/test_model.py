@@ -46,8 +46,8 @@ def test_parameters_of_a_fresh_model_are_finite_and_norms_are_one(spec, model_of
 def test_gradient_checkpointing(model, ids):
     model.train()
     loss, gradients = loss_and_gradients(model, ids)
-    model.gradient_checkpointing_enable()
-    assert model.is_gradient_checkpointing
+    model.activation_checkpointing_enable()
+    assert model.is_activation_checkpointing
     again, checkpointed = loss_and_gradients(model, ids)
     torch.testing.assert_close(again, loss, rtol=0, atol=0)
     for name, gradient in gradients.items():

@@ -38,7 +38,7 @@ def test_caches_that_cannot_be_cropped(llama, mistral):
     assert len(speeds) == 2
 
 
-def test_a_long_prefill_goes_in_chunks(llama):
+def test_cache_bytes(llama):
     (speed,) = decode_speed({"model": llama}, cached_tokens=600, new_tokens=1, repeats=1)
     assert speed.cache_bytes == 2 * 600 * 64 * 4
 

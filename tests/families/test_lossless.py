@@ -1,4 +1,4 @@
-"""Every family through a whole conversion: lossless settings give the original's logits, a budget gives its own cache."""
+"""Every family through a whole conversion: lossless settings give the original's logits, a budget its cache."""
 
 import pytest
 import torch
@@ -83,8 +83,8 @@ def test_error_falls_with_rank(llama, ids, tmp_path, text, strategy):
         with torch.no_grad():
             expected, logits = (m(input_ids=ids).logits for m in (model, load(out)))
         errors.append(float((logits - expected).norm() / expected.norm()))
-    assert errors[0] > errors[-1]
-    assert min(errors) == errors[-1]
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[-1] < 1.01 * min(errors)
 
 
 def test_error_falls_with_rotary_dims(llama, ids, tmp_path, text):

@@ -1,4 +1,4 @@
-"""One converted-looking model in memory and on disk: a latent layer with one rotary head per KV head, and a GLA layer."""
+"""A model in memory and on disk: one layer with a rotary head per KV head, one with two latent heads."""
 
 from pathlib import Path
 

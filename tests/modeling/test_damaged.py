@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from kvfold import load_model
-from kvfold.errors import CheckpointError
+from kvfold.errors import CheckpointError, KvfoldError
 
 
 def change(layer, **values):
@@ -30,7 +30,10 @@ def shorten(config):
 
 
 CONFIGS = {
-    "rank": (change(0, kv_lora_rank=14), "tensor model.layers.0.self_attn.k_b_proj.weight has shape (8, 12), its config says (8, 14)."),
+    "rank": (
+        change(0, kv_lora_rank=14),
+        "tensor model.layers.0.self_attn.k_b_proj.weight has shape (8, 12), its config says (8, 14).",
+    ),
     "no attention": (drop("attention"), "the kvfold config has no 'attention': add one spec, or one per layer."),
     "layer count": (shorten, "the kvfold config has 1 attention specs for 2 layers."),
     "unknown kind": (change(1, kind="latnt"), "unknown attention kind 'latnt'. Did you mean 'latent'?"),
@@ -41,9 +44,12 @@ CONFIGS = {
         "num_attention_heads of layer 0 is 8 in 'attention' and 4 in 'text_config'.",
     ),
     "contradiction": (change(1, latent_heads=3), "latent_heads=3 must divide kv_lora_rank=16."),
-    "not an object": (lambda config: config.update(attention=["latent", "latent"]), "attention spec"),
+    "not an object": (
+        lambda config: config.update(attention=["latent", "latent"]),
+        "the kvfold config is damaged: an attention spec needs a 'kind'",
+    ),
     "not a list": (lambda config: config.update(attention="latent"), "attention"),
-    "no text config": (drop("text_config"), "text_config"),
+    "no text config": (drop("text_config"), "the kvfold config has no 'text_config'"),
     "unknown base": (lambda config: config["text_config"].update(model_type="gpt2"), "gpt2"),
     "norm added": (change(0, latent_norm=True), "lacks tensor model.layers.0.self_attn.kv_a_layernorm.weight"),
     "norm removed": (
@@ -61,7 +67,7 @@ def test_config_that_was_tampered_with(folder, name, load, one_line):
     values = json.loads(path.read_text("utf-8"))
     edit(values)
     path.write_text(json.dumps(values), "utf-8")
-    with pytest.raises(CheckpointError, match=re.escape(message)) as error:
+    with pytest.raises(KvfoldError, match=re.escape(message)) as error:
         load(folder)
     one_line(error)
 

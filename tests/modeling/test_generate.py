@@ -76,10 +76,10 @@ def test_cache_holds_what_the_specs_say(model, ids, kind):
     assert cache_elements(cache) == 2 * 16 * sum(spec.cached_elements() for spec in model.config.specs())
 
 
-@pytest.mark.parametrize("backend", ["quanto", "hqq"])
-def test_quantised_cache(model, ids, backend):
-    pytest.importorskip({"quanto": "optimum.quanto", "hqq": "hqq"}[backend])
-    cache = quantized_cache_factory(model.config, backend=backend)()
+@pytest.mark.parametrize(("backend", "package"), [("grouped", "torch"), ("quanto", "optimum.quanto"), ("hqq", "hqq")])
+def test_quantised_cache(model, ids, backend, package):
+    pytest.importorskip(package)
+    cache = quantized_cache_factory(model.config, backend=backend, q_group_size=4)()
     output = model.generate(ids, do_sample=False, past_key_values=cache, **NEW)
     assert output.shape == (2, 17)
     assert cache_elements(cache) == 2 * 16 * sum(spec.cached_elements() for spec in model.config.specs())

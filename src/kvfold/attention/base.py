@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache
 from kvfold.attention.kernels import Mask, full_attention
 from kvfold.attention.rotary import select, uniform_index
 from kvfold.attention.spec import AttentionSpec, Path
+from kvfold.errors import OptionError
 
 SpecT = TypeVar("SpecT", bound=AttentionSpec)
 
@@ -79,7 +80,13 @@ class Attention(nn.Module, ABC, Generic[SpecT]):
         past_key_values: Cache | None = None,  # the name of `cache` before transformers 5.20
         **kwargs,
     ) -> tuple[Float[Tensor, "B T D"], Tensor | None]:
-        """Attention output and, where the path computes them, the attention weights (B, N, T, S)."""
+        """Attention output and, where the path computes them, the attention weights (B, N, T, S).
+
+        Raises:
+            OptionError: `output_attentions` asks the whole model for weights: transformers collects those by class.
+        """
+        if kwargs.get("output_attentions", self.config.output_attentions):
+            raise OptionError("output_attentions: kvfold models return no attention weights; call a layer's attention.")
         cos, sin = (select(table, self.rotary_index) for table in position_embeddings)
         query = self.project_queries(hidden_states, cos, sin)
         first, second = self.project_cached(hidden_states, cos, sin)
@@ -96,7 +103,7 @@ class Attention(nn.Module, ABC, Generic[SpecT]):
                 query,
                 *self.expand(first, second),
                 attention_mask,
-                implementation=self.config._attn_implementation,
+                implementation=self.config._attn_implementation or "eager",
                 scaling=self.spec.softmax_scale,
                 dropout=self._dropout,
                 sliding_window=self.context.sliding_window,

@@ -17,6 +17,10 @@ def check_field(kind: str, name: str, expected: Any, value: Any, minimum: int) -
     elif expected is float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise OptionError(f"{kind} attention: {name} must be a number above 0, got {value!r}.")
-    elif value is not None or expected is int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise OptionError(f"{kind} attention: {name} must be an integer of at least {minimum}, got {value!r}.")
+    elif expected is int or value is not None:  # else an optional number that is absent
+        _check_integer(kind, name, value, minimum)
+
+
+def _check_integer(kind: str, name: str, value: Any, minimum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise OptionError(f"{kind} attention: {name} must be an integer of at least {minimum}, got {value!r}.")

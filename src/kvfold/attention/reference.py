@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
+from kvfold.attention.base import LatentRMSNorm
 from kvfold.attention.grouped import GroupedAttention
 from kvfold.attention.latent import LatentAttention
 from kvfold.attention.tied import TiedAttention
@@ -112,7 +113,7 @@ def _latent_query(module: LatentAttention, x_TD: Tensor, n: int) -> Float[Tensor
     return _head(module.q_b_proj, _normed(module.q_a_layernorm, c, j), n, spec.qk_head_dim)
 
 
-def _normed(norm: nn.Module, c_TR: Float[Tensor, "T R"], j: int) -> Float[Tensor, "T R"]:
+def _normed(norm: LatentRMSNorm, c_TR: Float[Tensor, "T R"], j: int) -> Float[Tensor, "T R"]:
     """RMSNorm of latent head `j` by its own mean square."""
     width = c_TR.shape[1]
     return norm.weight[j * width : (j + 1) * width] * c_TR / (c_TR.square().mean(1, keepdim=True) + norm.eps).sqrt()

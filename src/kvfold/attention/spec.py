@@ -381,8 +381,8 @@ def spec_from_dict(values: dict[str, Any]) -> AttentionSpec:
     Raises:
         OptionError: the kind or a key is unknown, a key is missing, or the shapes contradict each other.
     """
-    kind = values.get("kind")
-    if not isinstance(kind, str):
+    kind = values.get("kind") if isinstance(values, dict) else values
+    if not isinstance(values, dict) or not isinstance(kind, str):
         raise OptionError(f"an attention spec needs a 'kind', one of {', '.join(SPECS)}; got {kind!r}.")
     cls = lookup(SPECS, kind, "attention kind")
     given = {key: value for key, value in values.items() if key != "kind"}

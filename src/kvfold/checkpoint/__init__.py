@@ -3,7 +3,7 @@
 from kvfold.checkpoint.base import Checkpoint
 from kvfold.checkpoint.gguf_file import GgufCheckpoint
 from kvfold.checkpoint.opening import open_checkpoint
-from kvfold.checkpoint.output import OutputFolder
+from kvfold.checkpoint.output import OutputFolder, refuse_other_content
 from kvfold.checkpoint.safetensors_folder import SafetensorsCheckpoint
 from kvfold.checkpoint.source import resolve_model
 from kvfold.checkpoint.writing import write_json, write_text
@@ -14,6 +14,7 @@ __all__ = [
     "OutputFolder",
     "SafetensorsCheckpoint",
     "open_checkpoint",
+    "refuse_other_content",
     "resolve_model",
     "write_json",
     "write_text",

@@ -30,19 +30,29 @@ class OutputFolder:
         path: the temporary folder; `out` once the block has ended well.
     """
 
-    def __init__(self, out: Path, *, source: Path | None, overwrite: bool = False, max_shard_bytes: int = 10**9):
+    def __init__(
+        self,
+        out: Path,
+        *,
+        source: Path | None,
+        overwrite: bool = False,
+        marker: str = "config.json",
+        max_shard_bytes: int = 10**9,
+    ):
         """Nothing is touched before the `with` block is entered.
 
         Args:
             out: the folder to create; missing parents are created.
             source: the folder or file that is read meanwhile, which `out` must not overlap.
-            overwrite: replace an existing folder, at the end and in one step.
+            overwrite: replace an existing folder, at the end and in one step; one that is not empty must hold the file
+                `marker`, or it is something else that must not be lost.
             max_shard_bytes: size at which a weight file is closed; also the memory held by tensors that wait.
         """
         self.out = Path(out).expanduser().resolve()
         self.path = partial_folder(self.out)
         self._source = None if source is None else source.resolve()
         self._overwrite = overwrite
+        self._marker = marker
         self._max_shard_bytes = max_shard_bytes
         self._waiting: dict[str, Tensor] = {}
         self._waiting_bytes = 0
@@ -122,11 +132,13 @@ class OutputFolder:
             raise OutputError(
                 f"output folder {self.out} already exists; give another name, or --overwrite to replace it"
             )
+        refuse_other_content(self.out, self._marker)
 
     def _write_shard(self) -> None:
         file = self.path / _temporary_name(len(self._shards))
         try:
             save_file(self._waiting, file, metadata={"format": "pt"})
+            file.chmod(self.path.stat().st_mode & 0o666)  # safetensors writes for the owner alone
             sync(file)
         except (OSError, SafetensorError) as error:
             raise OutputError(f"cannot write weights for {self.out}: {reason(error)}") from error
@@ -161,6 +173,16 @@ class OutputFolder:
         for parent in self._created_parents:
             if parent.is_dir() and not any(parent.iterdir()):
                 parent.rmdir()
+
+
+def refuse_other_content(folder: Path, marker: str) -> None:
+    """Protect a folder from being replaced that has content, but not the file `marker`.
+
+    Raises:
+        OutputError: there is such a folder.
+    """
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).is_file():
+        raise OutputError(f"{folder} holds something else (it has no {marker}); give another folder")
 
 
 def _temporary_name(position: int) -> str:

@@ -11,7 +11,6 @@ from jsonargparse import ArgumentParser, Namespace
 
 from kvfold.cli.command import Command, Result
 from kvfold.cli.progress import Progress
-from kvfold.errors import OutputError
 
 if TYPE_CHECKING:
     from kvfold.convert import Plan
@@ -54,8 +53,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, progress: Progress) -> Result:
     refuse_other_content(Path(options.out), "index.html")
-    refuse_other_content(Path(options.converted), "kvfold.json")
 
+    from kvfold.checkpoint import refuse_other_content
     from kvfold.convert import convert
     from kvfold.evaluate import quantized_cache_factory, verify
     from kvfold.modeling import load_model
@@ -107,16 +106,6 @@ class Clock:
     def stop(self, stage: str) -> None:
         now = time.perf_counter()
         self.seconds[stage], self._start = now - self._start, now
-
-
-def refuse_other_content(folder: Path, marker: str) -> None:
-    """Protect a folder that the demo has not written: one with content, but without the file `marker`.
-
-    Raises:
-        OutputError: there is such a folder.
-    """
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).is_file():
-        raise OutputError(f"{folder} holds something other than an earlier demo: name another folder.")
 
 
 def facts(plan: "Plan") -> Result:

@@ -1,6 +1,7 @@
 """What a user may ask of a conversion, and the shapes it comes to for one model."""
 
 from dataclasses import asdict, dataclass, fields
+from math import ceil
 from typing import Any
 
 import torch
@@ -134,7 +135,7 @@ def resolve_budget(options: ConvertOptions, spec: GroupedSpec) -> Budget:
             raise BudgetError(
                 f"cache_ratio {options.cache_ratio} keeps {kept} of {spec.cached_elements()} elements per token and "
                 f"layer: too few for {heads} rotary head(s) of 2 dims; ask for at least "
-                f"{6 * heads / spec.cached_elements():.4f}."
+                f"{ceil(6e4 * heads / spec.cached_elements()) / 1e4:.4f}."
             )
         budget = Budget(rotary_heads=heads, qk_rope_head_dim=rope, kv_lora_rank=kept - heads * rope)
     else:

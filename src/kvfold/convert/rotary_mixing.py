@@ -85,9 +85,9 @@ def _complex_row(bias_hd: Float[Tensor, "h d"]) -> Complex[Tensor, "h P"]:
     return torch.complex(*bias_hd.chunk(2, dim=1))
 
 
-def _real(z: Complex[Tensor, "*h p D"]) -> Float[Tensor, "*h 2p D"]:
+def _real(z: Complex[Tensor, "*h p D"]) -> Float[Tensor, "*h 2*p D"]:
     return torch.cat((z.real, z.imag), dim=-2)
 
 
-def _real_row(z: Complex[Tensor, "*h p"]) -> Float[Tensor, "*h 2p"]:
+def _real_row(z: Complex[Tensor, "*h p"]) -> Float[Tensor, "*h 2*p"]:
     return torch.cat((z.real, z.imag), dim=-1)

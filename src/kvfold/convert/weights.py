@@ -40,13 +40,13 @@ class RotarySplit:
     """
 
     index: Int[Tensor, "r p"]
-    query_rope: Float[Tensor, "N 2p D"]
+    query_rope: Float[Tensor, "N 2*p D"]
     query_nope: Float[Tensor, "N n D"]
-    key_rope: Float[Tensor, "r 2p D"]
+    key_rope: Float[Tensor, "r 2*p D"]
     key_nope: Float[Tensor, "G n D"]
-    query_rope_bias: Float[Tensor, "N 2p"] | None = None
+    query_rope_bias: Float[Tensor, "N 2*p"] | None = None
     query_nope_bias: Float[Tensor, "N n"] | None = None
-    key_rope_bias: Float[Tensor, "r 2p"] | None = None
+    key_rope_bias: Float[Tensor, "r 2*p"] | None = None
 
 
 def read_layer(checkpoint: Checkpoint, family: Family, spec: GroupedSpec, layer: int, rope_gain: float) -> LayerWeights:

@@ -8,14 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from kvfold.errors import OptionError
 from kvfold.evaluate.cache import CacheFactory, cache_bytes, forward_cached
 from kvfold.evaluate.memory import memory_growth
-
-PREFILL_CHUNK = 512
-"""Tokens per prefill step: bounds the memory of activations and scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +60,9 @@ def decode_speed(
     cache_factories: Mapping[str, CacheFactory] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Speed]:
-    """Time greedy decoding of `new_tokens` tokens on top of `cached_tokens` random ones.
+    """Time greedy decoding of `new_tokens` tokens on top of `cached_tokens` random states.
 
-    Every model prefills once, decodes once to warm up and then `repeats` times in turn with the others, so that a drift
+    Every model decodes once to warm up and then `repeats` times in turn with the others, so that a drift
     of the machine meets all of them alike. After a run the cache is cropped back where its class can.
 
     Args:
@@ -86,7 +83,7 @@ def decode_speed(
             raise OptionError(f"{name} must be at least 1, not {value}.")
     factories = cache_factories or {}
     contenders = {
-        name: _prefill(model, factories.get(name), cached_tokens=cached_tokens, batch=batch)
+        name: _filled(model, factories.get(name), cached_tokens=cached_tokens, batch=batch)
         for name, model in models.items()
     }
     runs = [contender for _ in range(repeats + 1) for contender in contenders.values()]
@@ -100,14 +97,22 @@ def decode_speed(
     return [_summary(name, contender, base, numbers) for name, contender in contenders.items()]
 
 
-def _prefill(model: Any, factory: CacheFactory | None, *, cached_tokens: int, batch: int) -> _Contender:
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(vocabulary, (batch, cached_tokens), generator=generator).to(model.device)
+def _filled(model: Any, factory: CacheFactory | None, *, cached_tokens: int, batch: int) -> _Contender:
+    """A model with a cache of random states: speed depends on their shapes alone, and a real prefill of a long context
+    would take many times longer than the decoding that is measured."""
+    token = torch.zeros(batch, 1, dtype=torch.int64, device=model.device)
+    probe = DynamicCache(config=model.config)
+    forward_cached(model, token, probe)
     cache = factory() if factory is not None else DynamicCache(config=model.config)
-    for chunk in ids.split(PREFILL_CHUNK, dim=1):
-        forward_cached(model, chunk, cache, logits_to_keep=1)
-    return _Contender(model=model, cache=cache, token=ids[:, -1:], bytes=cache_bytes(cache))
+    for index, layer in enumerate(probe.layers):
+        assert isinstance(layer, DynamicLayer)
+        assert layer.keys is not None and layer.values is not None
+        keys, values = (
+            state.new_empty(*state.shape[:2], cached_tokens, state.shape[-1]).normal_()
+            for state in (layer.keys, layer.values)
+        )
+        cache.update(keys, values, index)
+    return _Contender(model=model, cache=cache, token=token, bytes=cache_bytes(cache))
 
 
 def _run(contender: _Contender, *, new_tokens: int) -> None:

@@ -51,6 +51,14 @@ class KvfoldForCausalLM(PreTrainedModel, GenerationMixin):
         self.forward = MethodType(type(base).forward, self)
         self.post_init()
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A bound method would be looked up on the unfinished copy, where it is not yet the base family's.
+        return self.__dict__ | {"forward": self.forward.__func__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.forward = MethodType(state["forward"], self)
+
     def attention_modules(self) -> list[Attention]:
         """The attention module of each layer, in order."""
         return [module for module in self.modules() if isinstance(module, Attention)]

@@ -32,7 +32,10 @@ class KvfoldConfig(PreTrainedConfig):
         if isinstance(self.text_config, dict):
             values = dict(self.text_config)
             self.text_config = AutoConfig.for_model(values.pop("model_type", "llama"), **values)
-        elif self.text_config is None:  # transformers builds defaults to write configs as differences
+        elif self.text_config is None:
+            if self.attention is not None:
+                raise CheckpointError("the kvfold config has no 'text_config': restore the base model's config.")
+            # transformers builds defaults to write configs as differences
             self.text_config = AutoConfig.for_model("llama")
         if isinstance(self.attention, dict):
             self.attention = [self.attention] * self.base.num_hidden_layers
@@ -48,7 +51,7 @@ class KvfoldConfig(PreTrainedConfig):
     def specs(self) -> tuple[AttentionSpec, ...]:
         """The attention of each layer, checked against the base config."""
         base = self.base
-        if not self.attention:
+        if not self.attention or not isinstance(self.attention, list):
             raise CheckpointError("the kvfold config has no 'attention': add one spec, or one per layer.")
         if len(self.attention) != base.num_hidden_layers:
             raise CheckpointError(

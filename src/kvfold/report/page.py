@@ -80,7 +80,7 @@ def save_report(results: Record, folder: str | Path) -> Path:
         OutputError: the folder cannot be written, or is not a report but a file.
     """
     out = Path(folder)
-    with OutputFolder(out, source=None, overwrite=True) as output:
+    with OutputFolder(out, source=None, overwrite=True, marker="index.html") as output:
         for name, figure in draw(results).items():
             save_png(figure, output.path / f"{name}.png")
         write_json(output.path / "results.json", results)

@@ -1,0 +1,186 @@
+"""Options, budgets and plans: their numbers, and the one line for each mistake."""
+
+import re
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from kvfold.attention import GroupedSpec
+from kvfold.convert.options import ConvertOptions, resolve_budget
+from kvfold.convert.plan import make_plan
+from kvfold.errors import BudgetError, OptionError, UnknownNameError
+from kvfold.families import FAMILIES
+
+SMOLLM = LlamaConfig(
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=30,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    tie_word_embeddings=True,
+)
+(SPEC, *_) = FAMILIES["llama"].layer_specs(SMOLLM)
+
+
+def plan_of(**options):
+    return make_plan("smollm", SMOLLM, FAMILIES["llama"], torch.bfloat16, ConvertOptions(**options))
+
+
+def test_the_published_setting_at_31_percent():
+    plan = plan_of(layout="per_head", qk_rope_head_dim=8, d_kv=32, rope="2-norm", factorize="svd_joint")
+    target = plan.layers[0].target
+    assert (SPEC.cached_elements(), target.cached_elements()) == (384, 120)
+    assert (target.rotary_heads, target.qk_rope_head_dim, target.qk_nope_head_dim, target.kv_lora_rank) == (
+        3,
+        8,
+        56,
+        96,
+    )
+    assert plan.kept == 0.3125
+    split = plan_of(layout="per_head", qk_rope_head_dim=8, d_kv=32, rope="2-norm", factorize="svd_split")
+    assert split.layers == plan.layers
+    facts = plan.to_dict()
+    assert (facts["elements_before"], facts["elements_after"]) == (30 * 384, 30 * 120)
+    assert (facts["bytes_before"], facts["bytes_after"]) == (60 * 384, 60 * 120)
+    assert [(group["first"], group["last"], group["count"]) for group in facts["layers"]] == [(0, 29, 30)]
+    assert facts["dtype"] == "bfloat16"
+    assert plan.estimated_memory_bytes > 0
+
+
+@pytest.mark.parametrize("layout", ["shared", "per_head"])
+@pytest.mark.parametrize("ratio", [0.05, 0.125, 0.3125, 0.5, 1.0])
+def test_a_ratio_is_used_up_and_not_exceeded(layout, ratio):
+    plan = plan_of(layout=layout, cache_ratio=ratio)
+    assert plan.layers[0].target.cached_elements() == int(384 * ratio)
+
+
+def test_ratio_at_31_percent_is_the_published_setting():
+    per_head = resolve_budget(ConvertOptions(layout="per_head", cache_ratio=0.3125), SPEC)
+    assert (per_head.rotary_heads, per_head.qk_rope_head_dim, per_head.kv_lora_rank) == (3, 8, 96)
+    shared = resolve_budget(ConvertOptions(layout="shared", cache_ratio=0.3125), SPEC)
+    assert (shared.rotary_heads, shared.qk_rope_head_dim, shared.kv_lora_rank) == (1, 24, 96)
+
+
+@pytest.mark.parametrize("layout", ["shared", "per_head"])
+def test_lossless_is_the_size_of_the_original(layout):
+    plan = plan_of(layout=layout, lossless=True)
+    assert plan.kept == 1
+    assert plan.layers[0].target.qk_nope_head_dim == 0
+    assert (plan.rope, plan.factorize, plan.calibration_tokens) == ("full", "svd_joint", 0)
+
+
+def test_defaults_depend_on_what_is_asked():
+    assert (plan_of(cache_ratio=0.5).rope, plan_of(cache_ratio=0.5).factorize) == ("energy", "svd_whitened")
+    weights_only = plan_of(cache_ratio=0.5, calibration_tokens=0)
+    assert (weights_only.factorize, weights_only.calibration_tokens) == ("svd_joint", 0)
+    uncalibrated = plan_of(layout="per_head", cache_ratio=0.5, rope="high", factorize="svd_split")
+    assert uncalibrated.calibration_tokens == 0
+    assert plan_of(cache_ratio=0.5).estimated_memory_bytes > weights_only.estimated_memory_bytes
+
+
+def test_recipe_round_trip():
+    options = ConvertOptions(layout="per_head", cache_ratio=0.25, calibration=("a.txt",))
+    assert ConvertOptions.from_dict(options.to_dict()) == options
+    assert ConvertOptions.from_dict({"lossless": True, "calibration": ["a", "b"]}).calibration == ("a", "b")
+
+
+EXPLICIT = {"qk_rope_head_dim": 8, "kv_lora_rank": 96}
+OPTION_MISTAKES = {
+    "layout": ({"layout": "perhead"}, UnknownNameError, "unknown layout 'perhead'. Did you mean 'per_head'?"),
+    "rope": (
+        {"rope": "enrgy"},
+        UnknownNameError,
+        "unknown rope strategy of the layout 'shared' 'enrgy'. Did you mean 'energy'?",
+    ),
+    "rope of the other layout": ({"rope": "2-norm"}, UnknownNameError, "Known: energy, full."),
+    "method": ({"factorize": "svd"}, UnknownNameError, "unknown factorization 'svd'."),
+    "dtype": ({"dtype": "fp16"}, UnknownNameError, "unknown dtype 'fp16'."),
+    "no budget": (
+        {},
+        OptionError,
+        "give a budget: cache_ratio, or qk_rope_head_dim with either kv_lora_rank or d_kv, or lossless.",
+    ),
+    "half a budget": ({"qk_rope_head_dim": 8}, OptionError, "give a budget"),
+    "two ranks": ({**EXPLICIT, "d_kv": 32}, OptionError, "give a budget"),
+    "two budgets": ({"cache_ratio": 0.5, "d_kv": 8}, OptionError, "give either cache_ratio or d_kv, not both."),
+    "ratio of zero": ({"cache_ratio": 0.0}, BudgetError, "cache_ratio must be in (0, 1], got 0.0."),
+    "ratio above one": ({"cache_ratio": 1.5}, BudgetError, "cache_ratio must be in (0, 1], got 1.5."),
+    "lossless with a budget": ({"lossless": True, "d_kv": 8}, OptionError, "lossless keeps everything"),
+    "lossless with a strategy": ({"lossless": True, "rope": "energy"}, OptionError, "lossless keeps everything"),
+    "tokens": (
+        {"cache_ratio": 0.5, "calibration_tokens": -1},
+        OptionError,
+        "calibration_tokens must be 0 or more, got -1.",
+    ),
+    "window": (
+        {"cache_ratio": 0.5, "calibration_window": 4},
+        OptionError,
+        "calibration_window must be 16 tokens or more, got 4.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTION_MISTAKES)
+def test_option_mistakes(name, one_line):
+    options, kind, message = OPTION_MISTAKES[name]
+    with pytest.raises(kind, match=re.escape(message)) as error:
+        ConvertOptions(**options)
+    one_line(error)
+
+
+def test_unknown_recipe_key(one_line):
+    with pytest.raises(UnknownNameError, match="unknown option 'cache_ration'. Did you mean 'cache_ratio'") as error:
+        ConvertOptions.from_dict({"cache_ration": 0.5})
+    one_line(error)
+
+
+BUDGET_MISTAKES = {
+    "odd": (
+        {"qk_rope_head_dim": 7, "kv_lora_rank": 96},
+        "qk_rope_head_dim must be an even number of 2 or more, got 7.",
+    ),
+    "none": (
+        {"qk_rope_head_dim": 0, "kv_lora_rank": 96},
+        "qk_rope_head_dim must be an even number of 2 or more, got 0.",
+    ),
+    "negative": ({"qk_rope_head_dim": -2, "kv_lora_rank": 96}, "even number of 2 or more, got -2."),
+    "too many dims": (
+        {"layout": "per_head", "qk_rope_head_dim": 66, "kv_lora_rank": 96},
+        "qk_rope_head_dim 66 exceeds the 64 rotary dims of this model and layout.",
+    ),
+    "too many shared dims": ({"qk_rope_head_dim": 194, "kv_lora_rank": 96}, "exceeds the 192 rotary dims"),
+    "rank": ({"qk_rope_head_dim": 8, "kv_lora_rank": 0}, "kv_lora_rank must be 1 or more, got 0."),
+    "negative rank": ({"qk_rope_head_dim": 8, "d_kv": -3}, "kv_lora_rank must be 1 or more, got -9."),
+    "too much": (
+        {"layout": "per_head", "qk_rope_head_dim": 8, "kv_lora_rank": 400},
+        "3 x 8 rotary dims + rank 400 = 424 elements per token and layer exceed the original cache of 384: lower the rank to 360.",
+    ),
+    "full but fewer": (
+        {"rope": "full", "qk_rope_head_dim": 8, "kv_lora_rank": 96},
+        "the rope strategy 'full' keeps all 192 dims; qk_rope_head_dim is 8.",
+    ),
+    "too small a ratio": (
+        {"layout": "per_head", "cache_ratio": 0.02},
+        "cache_ratio 0.02 keeps 7 of 384 elements per token and layer: too few for 3 rotary head(s) of 2 dims; ask for at least 0.0469.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUDGET_MISTAKES)
+def test_budget_mistakes(name, one_line):
+    options, message = BUDGET_MISTAKES[name]
+    with pytest.raises(BudgetError, match=re.escape(message)) as error:
+        plan_of(**options)
+    one_line(error)
+
+
+def test_the_ratio_that_an_error_suggests_works():
+    for kv_heads in (1, 2, 3, 4, 8):
+        spec = GroupedSpec(hidden_size=64, num_attention_heads=24, num_key_value_heads=kv_heads, head_dim=64)
+        for layout in ("shared", "per_head"):
+            with pytest.raises(BudgetError, match="ask for at least") as error:
+                resolve_budget(ConvertOptions(layout=layout, cache_ratio=0.001), spec)
+            suggested = float(re.search(r"at least ([\d.]+)\.$", str(error.value))[1])
+            assert resolve_budget(ConvertOptions(layout=layout, cache_ratio=suggested), spec).kv_lora_rank > 0
