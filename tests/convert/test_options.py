@@ -155,7 +155,8 @@ BUDGET_MISTAKES = {
     "negative rank": ({"qk_rope_head_dim": 8, "d_kv": -3}, "kv_lora_rank must be 1 or more, got -9."),
     "too much": (
         {"layout": "per_head", "qk_rope_head_dim": 8, "kv_lora_rank": 400},
-        "3 x 8 rotary dims + rank 400 = 424 elements per token and layer exceed the original cache of 384: lower the rank to 360.",
+        "3 x 8 rotary dims + rank 400 = 424 elements per token and layer exceed the original cache of 384: "
+        "lower the rank to 360.",
     ),
     "full but fewer": (
         {"rope": "full", "qk_rope_head_dim": 8, "kv_lora_rank": 96},
@@ -163,7 +164,8 @@ BUDGET_MISTAKES = {
     ),
     "too small a ratio": (
         {"layout": "per_head", "cache_ratio": 0.02},
-        "cache_ratio 0.02 keeps 7 of 384 elements per token and layer: too few for 3 rotary head(s) of 2 dims; ask for at least 0.0469.",
+        "cache_ratio 0.02 keeps 7 of 384 elements per token and layer: too few for 3 rotary head(s) of 2 dims; "
+        "ask for at least 0.0469.",
     ),
 }
 

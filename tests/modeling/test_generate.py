@@ -76,7 +76,14 @@ def test_cache_holds_what_the_specs_say(model, ids, kind):
     assert cache_elements(cache) == 2 * 16 * sum(spec.cached_elements() for spec in model.config.specs())
 
 
-@pytest.mark.parametrize(("backend", "package"), [("grouped", "torch"), ("quanto", "optimum.quanto"), ("hqq", "hqq")])
+QUANTISERS = [
+    ("grouped", "torch"),
+    ("hqq", "hqq"),
+    pytest.param("quanto", "optimum.quanto", marks=pytest.mark.slow),  # compiles its kernels on first use
+]
+
+
+@pytest.mark.parametrize(("backend", "package"), QUANTISERS)
 def test_quantised_cache(model, ids, backend, package):
     pytest.importorskip(package)
     cache = quantized_cache_factory(model.config, backend=backend, q_group_size=4)()

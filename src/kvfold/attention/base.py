@@ -74,7 +74,7 @@ class Attention(nn.Module, ABC, Generic[SpecT]):
     def forward(
         self,
         hidden_states: Float[Tensor, "B T D"],
-        position_embeddings: tuple[Float[Tensor, "B T d"], Float[Tensor, "B T d"]],
+        position_embeddings: tuple[Float[Tensor, "#B T d"], Float[Tensor, "#B T d"]],
         attention_mask: Tensor | None = None,
         cache: Cache | None = None,
         past_key_values: Cache | None = None,  # the name of `cache` before transformers 5.20

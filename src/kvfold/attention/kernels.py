@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-Mask = Float[Tensor, "B #N T S"] | Bool[Tensor, "B #N T S"] | None
+Mask = Float[Tensor, "#B #N T S"] | Bool[Tensor, "#B #N T S"] | None
 
 
 def full_attention(

@@ -26,7 +26,7 @@ def select(table_BTd: Float[Tensor, "B T d"], index_hp: Int[Tensor, "h p"]) -> F
 
 
 def rotate(
-    x_BhTd: Float[Tensor, "B h T d"], cos_BgTp: Float[Tensor, "B g T p"], sin_BgTp: Float[Tensor, "B g T p"]
+    x_BhTd: Float[Tensor, "B h T d"], cos_BgTp: Float[Tensor, "#B g T p"], sin_BgTp: Float[Tensor, "#B g T p"]
 ) -> Float[Tensor, "B h T d"]:
     """Rotate the pairs of `x` (d = 2p) by the given angles; the tables' heads g divide h and are repeated."""
     heads, table_heads = x_BhTd.shape[1], cos_BgTp.shape[1]

@@ -52,14 +52,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, progress: Progress) -> Result:
-    refuse_other_content(Path(options.out), "index.html")
-
     from kvfold.checkpoint import refuse_other_content
     from kvfold.convert import convert
     from kvfold.evaluate import quantized_cache_factory, verify
     from kvfold.modeling import load_model
     from kvfold.report import provenance, save_report
 
+    refuse_other_content(Path(options.out), "index.html")
     clock = Clock()
     conversion = convert(MODEL, options.converted, cache_ratio=CACHE_RATIO, overwrite=True, progress=progress)
     clock.stop("convert")

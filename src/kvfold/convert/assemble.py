@@ -13,7 +13,8 @@ from kvfold.convert.weights import LayerWeights, RotarySplit
 def fold_layer(
     weights: LayerWeights, statistics: LayerStatistics, target: LatentSpec, *, layout: str, rope: str, factorize: str
 ) -> dict[str, Tensor]:
-    """One layer's attention as `LatentAttention` tensors of shape `target`, in fp64, by parameter name."""
+    """One layer's attention as `LatentAttention` tensors of shape `target`, by parameter name."""
+    statistics = statistics.to(weights.query.dtype)
     split = LAYOUTS[layout].strategies[rope](weights, statistics, target.qk_rope_head_dim // 2)
     factors = FACTORIZATIONS[factorize](
         split.key_nope.flatten(0, 1), weights.value.flatten(0, 1), target.kv_lora_rank, statistics

@@ -84,7 +84,7 @@ class LayerRunner:
         samples: list[AttentionSample] = []
         mask = self._mask(self._windows[index])
 
-        def watch(module: nn.Module, args: tuple, kwargs: dict, output: tuple[Tensor, ...]) -> None:
+        def watch(module: nn.Module, args: tuple, kwargs: dict, output: tuple[Tensor, Tensor | None]) -> None:
             accumulator.update(kwargs["hidden_states"])
             if not samples:
                 samples.append(

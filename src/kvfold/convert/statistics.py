@@ -1,6 +1,6 @@
 """What the calibration text tells about one layer's attention input: streamed moments, nothing per token."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -33,6 +33,10 @@ class LayerStatistics:
             key_norm=None,
             tokens=0,
         )
+
+    def to(self, dtype: torch.dtype) -> "LayerStatistics":
+        """The same numbers in another precision."""
+        return replace(self, second_moment=self.second_moment.to(dtype), mean=self.mean.to(dtype))
 
     def output_moment(
         self, weight: Float[Tensor, "o D"], bias: Float[Tensor, " o"] | None = None
