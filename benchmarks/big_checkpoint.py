@@ -1,6 +1,6 @@
 """Convert a checkpoint of Llama-2-7B's shape, weights only, and record peak memory and the time of each stage.
 
-    python benchmarks/big_checkpoint.py FOLDER      needs about 25 GB of disk; FOLDER is made if it is not there
+Run: python benchmarks/big_checkpoint.py FOLDER (about 25 GB of disk; the checkpoint is made if it is not there)
 
 The weights are random: what is measured is the machinery, not the quality.
 """
@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 import torch
+from result_file import ResultFile
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from kvfold.checkpoint import OutputFolder
-from results import ResultFile
 
 CONFIG = LlamaConfig(
     vocab_size=32000,

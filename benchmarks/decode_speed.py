@@ -7,9 +7,10 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from result_file import ResultFile
+
 import kvfold
 from kvfold.evaluate import decode_speed
-from results import ResultFile
 
 LENGTHS = (1024, 4096, 8192)
 BATCHES = (1, 8)

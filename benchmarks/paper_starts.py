@@ -1,6 +1,6 @@
 """The published method's own starts on SmolLM2, before any training: rotary selection alone, then low rank on top.
 
-    python benchmarks/paper_starts.py WIKITEXT2_TEST_RAW.txt
+Run: python benchmarks/paper_starts.py WIKITEXT2_TEST_RAW.txt
 
 Rotary rows keep 8 dims per KV head and full rank (as many elements as the original); low-rank rows keep 120 of 384.
 """
@@ -11,10 +11,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from result_file import ResultFile
+
 import kvfold
 from kvfold.evaluate import measure_cache, perplexity
 from kvfold.texts import read_text, token_ids
-from results import ResultFile
 
 MODEL = "smollm2"
 WINDOWS = 12

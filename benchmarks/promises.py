@@ -1,6 +1,6 @@
 """The exact promises on SmolLM2: lossless settings are lossless, and the cache holds what is printed.
 
-    python benchmarks/promises.py
+Run: python benchmarks/promises.py
 """
 
 import argparse
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from results import ResultFile
+from result_file import ResultFile
 from transformers.cache_utils import QuantizedCache
 
 import kvfold

@@ -1,6 +1,7 @@
 """Reading model folders, whole and broken."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -274,3 +275,43 @@ def test_broken_tokenizer(folder, tokenizer, one_line):
     with pytest.raises(CheckpointError, match="cannot be loaded") as error:
         open_checkpoint(folder).load_tokenizer()
     one_line(error)
+
+
+def test_complete(folder, sharded):
+    open_checkpoint(folder).check_complete()
+    open_checkpoint(sharded).check_complete()
+
+
+INCOMPLETE = {
+    "missing": ({Q_PROJ: None}, f"has no tensor '{Q_PROJ}'"),
+    "shape": ({Q_PROJ: torch.ones(4, 16)}, f"tensor {Q_PROJ} has shape (4, 16), its config says (16, 16)"),
+    "surplus": ({f"{Q_PROJ}_scale": torch.ones(1)}, f"has the tensor {Q_PROJ}_scale, for which the llama model"),
+}
+
+
+@pytest.mark.parametrize("name", INCOMPLETE)
+def test_does_not_fit_its_config(folder, name, one_line):
+    changes, message = INCOMPLETE[name]
+    change_tensors(folder / WEIGHTS, **changes)
+    with pytest.raises(CheckpointError, match=re.escape(message)) as error:
+        open_checkpoint(folder).check_complete()
+    one_line(error)
+
+
+def test_config_that_gives_no_model(folder, one_line):
+    edit_config(folder, hidden_act="gelid")
+    with pytest.raises(CheckpointError, match="gives no llama model .*gelid") as error:
+        open_checkpoint(folder).check_complete()
+    one_line(error)
+
+
+def test_stored_output_layer_must_be_the_one_it_is_tied_to(folder, one_line):
+    embedding = load_file(folder / WEIGHTS)["model.embed_tokens.weight"]
+    edit_config(folder, tie_word_embeddings=True)
+    change_tensors(folder / WEIGHTS, lm_head__weight=embedding.clone())
+    open_checkpoint(folder).check_complete()
+    for other in (embedding.flip(0), embedding[:-1].clone(), embedding.half()):
+        change_tensors(folder / WEIGHTS, lm_head__weight=other)
+        with pytest.raises(CheckpointError, match="another lm_head.weight than model.embed_tokens.weight") as error:
+            open_checkpoint(folder).check_complete()
+        one_line(error)

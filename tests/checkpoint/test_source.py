@@ -81,3 +81,9 @@ def test_hub_unreachable(monkeypatch, one_line):
     with pytest.raises(CheckpointError, match="the hub did not deliver it") as error:
         resolve_model("owner/model")
     assert "'owner/model'" in one_line(error)
+
+
+def test_a_name_that_no_file_can_have(one_line):
+    with pytest.raises(CheckpointError, match="cannot be looked up: .*name too long") as error:
+        resolve_model("x" * 5000)
+    one_line(error)

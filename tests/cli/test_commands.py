@@ -21,7 +21,7 @@ def record(monkeypatch):
             return answer
 
         # The module, not the function of the same name that the package re-exports.
-        monkeypatch.setattr(importlib.import_module(module), name, function, raising=False)
+        monkeypatch.setattr(importlib.import_module(module), name, function)
         return calls
 
     return replace
@@ -43,9 +43,14 @@ def test_inspect(record, capsys):
 
 
 def test_verify(record, capsys):
-    calls = record("kvfold.convert", "verify", result(kl=0.5))
-    assert printed_json(capsys, "verify", "m", "o") == {"kl": 0.5}
+    calls = record("kvfold.evaluate", "verify", result(kl=0.5, passed=True))
+    assert printed_json(capsys, "verify", "m", "o") == {"kl": 0.5, "passed": True}
     assert calls == [(("m", "o"), {})]
+
+
+def test_a_failed_verification(record, capsys):
+    record("kvfold.evaluate", "verify", result(passed=False))
+    assert cli.main(["verify", "m", "o", "--json"]) == 1
 
 
 def test_evaluate(record, capsys):

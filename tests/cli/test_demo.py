@@ -10,5 +10,5 @@ def test_a_folder_with_other_content_is_left_alone(option, tmp_path, mistake):
     (folder / "thesis.tex").write_text("years of work")
     other = {"--out": "--converted", "--converted": "--out"}[option]
     message = mistake("demo", option, str(folder), other, str(tmp_path / "new"))
-    assert message == f"{folder} holds something other than an earlier demo: name another folder."
+    assert message.startswith(f"{folder} holds something else (it has no ")
     assert [path.name for path in folder.iterdir()] == ["thesis.tex"]

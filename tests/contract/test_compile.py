@@ -1,14 +1,18 @@
 """torch.compile gives what eager gives."""
 
+import jaxtyping
 import pytest
 import torch
 
 
 @pytest.fixture(autouse=True)
 def fresh_compiler():
+    """The compiler must not trace through the tests' shape checks, which users do not have."""
+    jaxtyping.config.update("jaxtyping_disable", True)
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def test_the_graph_of_a_layer_is_whole(layer):

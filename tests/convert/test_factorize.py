@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from kvfold.convert.factorize import DAMPING, FACTORIZATIONS, reduced_rank, svd_joint, svd_split, svd_whitened
+from kvfold.convert.factorize import DAMPING, FACTORIZATIONS, reduced_rank, svd_joint, svd_split
 from kvfold.convert.statistics import LayerStatistics
-from kvfold.errors import OptionError
 
 SHAPES = {"wide": (10, 24), "square": (12, 12), "tall": (24, 10)}
 
@@ -28,6 +27,16 @@ def squared_error(weight, down, up, moment=None):
     """`E|W x - up down x|^2`."""
     rest = weight - up @ down
     return float(torch.trace(rest @ (torch.eye(weight.shape[1]).double() if moment is None else moment) @ rest.T))
+
+
+@pytest.mark.parametrize("method", FACTORIZATIONS)
+@pytest.mark.parametrize("rank", [10, 13])
+def test_a_rank_of_the_whole_width_is_exact(method, rank):
+    key, value = normal(16, 10), normal(12, 10, seed=2)
+    factors = FACTORIZATIONS[method](key, value, 2 * rank, statistics(10))
+    assert factors.down.shape == (2 * rank, 10)
+    torch.testing.assert_close(factors.up_key @ factors.down, key)
+    torch.testing.assert_close(factors.up_value @ factors.down, value)
 
 
 @pytest.mark.parametrize("rank", [1, 4, 9])
@@ -119,9 +128,3 @@ def test_split_halves_the_rank_and_gives_the_rest_away():
     assert int((factors.up_value != 0).any(0).sum()) == 6
     factors = svd_split(value, key, 8, statistics(20))
     assert int((factors.up_key != 0).any(0).sum()) == 6
-
-
-def test_whitening_needs_calibration(one_line):
-    with pytest.raises(OptionError, match="svd_whitened needs calibration text") as error:
-        svd_whitened(normal(4, 6), normal(4, 6), 2, LayerStatistics.white(6))
-    one_line(error)

@@ -1,6 +1,7 @@
 """Options, budgets and plans: their numbers, and the one line for each mistake."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -56,6 +57,16 @@ def test_a_ratio_is_used_up_and_not_exceeded(layout, ratio):
     assert plan.layers[0].target.cached_elements() == int(384 * ratio)
 
 
+@pytest.mark.parametrize("layout", ["shared", "per_head"])
+def test_no_latent_is_wider_than_the_model(layout):
+    multi_head = GroupedSpec(hidden_size=32, num_attention_heads=4, num_key_value_heads=4, head_dim=8)
+    for ratio in (0.5, 0.75, 1.0):
+        budget = resolve_budget(ConvertOptions(layout=layout, cache_ratio=ratio), multi_head)
+        kept = budget.kv_lora_rank + budget.rotary_heads * budget.qk_rope_head_dim
+        assert budget.kv_lora_rank <= 32
+        assert kept == ratio * multi_head.cached_elements()
+
+
 def test_ratio_at_31_percent_is_the_published_setting():
     per_head = resolve_budget(ConvertOptions(layout="per_head", cache_ratio=0.3125), SPEC)
     assert (per_head.rotary_heads, per_head.qk_rope_head_dim, per_head.kv_lora_rank) == (3, 8, 96)
@@ -84,6 +95,7 @@ def test_recipe_round_trip():
     options = ConvertOptions(layout="per_head", cache_ratio=0.25, calibration=("a.txt",))
     assert ConvertOptions.from_dict(options.to_dict()) == options
     assert ConvertOptions.from_dict({"lossless": True, "calibration": ["a", "b"]}).calibration == ("a", "b")
+    assert ConvertOptions.from_dict({"lossless": True, "calibration": Path("a.txt")}).calibration == ("a.txt",)
 
 
 EXPLICIT = {"qk_rope_head_dim": 8, "kv_lora_rank": 96}
@@ -92,7 +104,7 @@ OPTION_MISTAKES = {
     "rope": (
         {"rope": "enrgy"},
         UnknownNameError,
-        "unknown rope strategy of the layout 'shared' 'enrgy'. Did you mean 'energy'?",
+        "unknown rope strategy (layout shared) 'enrgy'. Did you mean 'energy'?",
     ),
     "rope of the other layout": ({"rope": "2-norm"}, UnknownNameError, "Known: energy, full."),
     "method": ({"factorize": "svd"}, UnknownNameError, "unknown factorization 'svd'."),
@@ -113,6 +125,16 @@ OPTION_MISTAKES = {
         {"cache_ratio": 0.5, "calibration_tokens": -1},
         OptionError,
         "calibration_tokens must be 0 or more, got -1.",
+    ),
+    "2-norm of weights alone": (
+        {"cache_ratio": 0.5, "layout": "per_head", "calibration_tokens": 0},
+        OptionError,
+        "the rope strategy '2-norm' needs calibration text: give calibration_tokens above 0, or take another.",
+    ),
+    "whitening of weights alone": (
+        {"cache_ratio": 0.5, "factorize": "svd_whitened", "calibration_tokens": 0},
+        OptionError,
+        "svd_whitened needs calibration text: give calibration_tokens above 0, or take svd_joint.",
     ),
     "window": (
         {"cache_ratio": 0.5, "calibration_window": 4},

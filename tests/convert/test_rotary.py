@@ -9,7 +9,6 @@ from kvfold.convert.rotary_mixing import split_by_components
 from kvfold.convert.rotary_selection import SELECTIONS, split_by_pairs
 from kvfold.convert.statistics import LayerStatistics, StatisticsAccumulator
 from kvfold.convert.weights import LayerWeights
-from kvfold.errors import OptionError
 
 
 def layer(head_dim=8, heads=4, kv_heads=2, width=12, biases=True, rope_gain=1.0):
@@ -102,12 +101,6 @@ def test_two_norm_is_the_product_of_mean_lengths_before_rotation():
     score = norms[0].unflatten(0, (2, 2)).sum(1) * norms[1]
     chosen = SELECTIONS["2-norm"](weights, statistics, 2)
     assert chosen.tolist() == [sorted(row.topk(2).indices.tolist()) for row in score]
-
-
-def test_two_norm_needs_calibration(one_line):
-    with pytest.raises(OptionError, match="'2-norm' needs calibration text") as error:
-        SELECTIONS["2-norm"](layer(), LayerStatistics.white(12), 2)
-    one_line(error)
 
 
 def test_moments():

@@ -39,14 +39,15 @@ def test_lossless_settings_give_the_original(original, ids, tmp_path, layout):
     assert (torch.cat(steps, dim=1) - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
+@pytest.mark.parametrize("cache_ratio", [0.5, 0.85])
 @pytest.mark.parametrize("layout", ["shared", "per_head"])
-def test_a_budget_gives_its_cache(original, tmp_path, text, layout):
+def test_a_budget_gives_its_cache(original, tmp_path, text, layout, cache_ratio):
     _, folder = original
     done = convert(
         folder,
         tmp_path / "out",
         layout=layout,
-        cache_ratio=0.5,
+        cache_ratio=cache_ratio,
         calibration=[text],
         calibration_tokens=64,
         calibration_window=32,
@@ -55,7 +56,7 @@ def test_a_budget_gives_its_cache(original, tmp_path, text, layout):
     size = measure_cache(converted, tokens=8)
     assert size.elements_per_layer == tuple(layer.target.cached_elements() for layer in done.plan.layers)
     assert size.elements_per_token == done.plan.elements_after
-    assert done.plan.kept <= 0.5
+    assert done.plan.kept <= cache_ratio
     assert len(done.attention_errors) == 2
     assert all(0 < error < 1 for error in done.attention_errors)
 

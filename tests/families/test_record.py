@@ -27,6 +27,11 @@ REFUSED = {
         config("llama", rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
         "partial rotary heads (partial_rotary_factor=0.5)",
     ),
+    "no layers": (config("llama", num_hidden_layers=0), "it has 0 layers"),
+    "no KV heads": (
+        config("llama", num_attention_heads=8, num_key_value_heads=0),
+        "0 KV heads do not divide 8 query heads",
+    ),
     "head counts": (
         config("llama", num_attention_heads=8, num_key_value_heads=3),
         "3 KV heads do not divide 8 query heads",

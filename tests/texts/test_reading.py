@@ -1,9 +1,10 @@
 import pytest
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from kvfold.errors import TextError
-from kvfold.texts import read_text, token_ids
+from kvfold.errors import CheckpointError, TextError
+from kvfold.texts import check_vocabulary, read_text, token_ids
 
 
 @pytest.fixture
@@ -35,3 +36,11 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(TextError, match=r"latin.txt is not UTF-8 \(byte 3\)"):
         read_text(tmp_path / "latin.txt")
+
+
+def test_a_tokenizer_of_another_model():
+    ids = torch.tensor([[0, 5, 2]])
+    check_vocabulary(ids, 6)
+    check_vocabulary(ids[:, :0], 6)
+    with pytest.raises(CheckpointError, match="gives token 5, the model has 5 embeddings"):
+        check_vocabulary(ids, 5)

@@ -126,9 +126,13 @@ class Attention(nn.Module, ABC, Generic[SpecT]):
         return self.config.attention_dropout if self.training else 0.0
 
     def _choose_path(self, new_tokens: int, cached_tokens: int, mask: Tensor | None) -> Path:
-        # Without an explicit mask, several queries rely on the interface's own causal rule; dropout lives there too.
+        # Without an explicit mask, several queries rely on the interface's own causal rule, and a query that must not
+        # see the whole cache on its sliding window; dropout lives there too.
         explicit = new_tokens == 1 or (isinstance(mask, Tensor) and mask.dim() == 4)
-        if not explicit or self._dropout > 0:
+        window = self.context.sliding_window
+        hidden = mask is None and window is not None and cached_tokens > window
+        has_paths = self.spec.absorbed_flops(new_tokens, cached_tokens) is not None
+        if not explicit or hidden or not has_paths or self._dropout > 0:
             return "expanded"
         return self.path or self.spec.cheaper_path(new_tokens, cached_tokens)
 

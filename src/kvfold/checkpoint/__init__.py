@@ -1,6 +1,7 @@
 """Streaming input and output of model weights: safetensors folders, GGUF files, hub ids."""
 
-from kvfold.checkpoint.base import Checkpoint
+from kvfold.checkpoint.base import Checkpoint, check_finite, is_finite
+from kvfold.checkpoint.expected import model_on_meta
 from kvfold.checkpoint.gguf_file import GgufCheckpoint
 from kvfold.checkpoint.opening import open_checkpoint
 from kvfold.checkpoint.output import OutputFolder, refuse_other_content
@@ -13,6 +14,9 @@ __all__ = [
     "GgufCheckpoint",
     "OutputFolder",
     "SafetensorsCheckpoint",
+    "check_finite",
+    "is_finite",
+    "model_on_meta",
     "open_checkpoint",
     "refuse_other_content",
     "resolve_model",

@@ -9,6 +9,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
+from kvfold.checkpoint.expected import shapes_of_config
 from kvfold.errors import CheckpointError
 
 
@@ -63,9 +64,27 @@ class Checkpoint(ABC):
         shape = self.shape(name)
         tensor = self._load(name)
         assert tuple(tensor.shape) == shape
-        if not _is_finite(tensor):
-            raise CheckpointError(f"tensor {name!r} in {self.path} holds NaN or Inf; restore it from a sound copy")
+        check_finite(self.path, name, tensor)
         return tensor
+
+    def check_complete(self) -> None:
+        """Compare names and shapes with what the config promises; reads no data.
+
+        Raises:
+            CheckpointError: a tensor is missing, of another shape, or not the model's.
+        """
+        wanted = shapes_of_config(self.config)
+        for name, shape in wanted.items():
+            if self.shape(name) != shape:
+                raise CheckpointError(
+                    f"{self.path}: tensor {name} has shape {self.shape(name)}, its config says {shape}; "
+                    "restore config and weights from the same model"
+                )
+        if surplus := [name for name in self._shapes if name not in wanted]:
+            raise CheckpointError(
+                f"{self.path} has the tensor {surplus[0]}, for which the {self.config.model_type} model of its config "
+                "has no place; restore config and weights from the same model"
+            )
 
     def save_tokenizer(self, folder: Path) -> None:
         """Write the tokenizer and its chat template into `folder`, as files that `AutoTokenizer` loads.
@@ -92,9 +111,19 @@ class Checkpoint(ABC):
         """The tensor `name`, known to exist, in memory of its own."""
 
 
-def _is_finite(tensor: Tensor) -> bool:
+def check_finite(path: Path, name: str, tensor: Tensor) -> None:
+    """Refuse a tensor of the model at `path` that holds a NaN or an infinity.
+
+    Raises:
+        CheckpointError: it does; the message names it.
+    """
+    if not is_finite(tensor):
+        raise CheckpointError(f"tensor {name!r} in {path} holds NaN or Inf; restore it from a sound copy")
+
+
+def is_finite(tensor: Tensor) -> bool:
     """Whether no element is NaN or infinite; unlike `isfinite().all()` this needs no memory for a mask."""
     if not tensor.is_floating_point() or prod(tensor.shape) == 0:
         return True
-    low, high = torch.aminmax(tensor)  # both are NaN if any element is
+    low, high = torch.aminmax(tensor.detach())  # both are NaN if any element is
     return bool(torch.isfinite(low) and torch.isfinite(high))

@@ -11,7 +11,7 @@ from kvfold.checkpoint.reasons import reason
 from kvfold.errors import CheckpointError, UnsupportedModelError
 
 # What transformers raises for config values that it cannot take.
-CONFIG_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OSError, StrictDataclassError)
+CONFIG_ERRORS = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, OSError, StrictDataclassError)
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -10,10 +10,11 @@ import gguf
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
 from kvfold.checkpoint.base import Checkpoint
 from kvfold.checkpoint.configs import CONFIG_ERRORS
+from kvfold.checkpoint.expected import shapes_of_config
 from kvfold.checkpoint.reasons import reason
 from kvfold.errors import CheckpointError, UnsupportedModelError
 
@@ -167,16 +168,12 @@ def _check_supported(path: Path, reader: gguf.GGUFReader) -> None:
 def _match(
     path: Path, architecture: _Architecture, config: PreTrainedConfig, stored: dict[str, gguf.ReaderTensor]
 ) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
-    """Stored name and shape for each tensor of the transformers model, which is built without memory to ask it."""
-    with torch.device("meta"):
-        wanted = AutoModelForCausalLM.from_config(config).state_dict()
+    """Stored name and shape for each tensor of the transformers model."""
+    shapes = shapes_of_config(config)
     name_map = gguf.get_tensor_name_map(architecture.arch, config.num_hidden_layers)
-    stored_names = {name: name_map.get_name(name, try_suffixes=(".weight", ".bias")) or name for name in wanted}
+    stored_names = {name: name_map.get_name(name, try_suffixes=(".weight", ".bias")) or name for name in shapes}
     if unknown := sorted(stored.keys() - stored_names.values()):
         raise UnsupportedModelError(f"{path} holds {unknown[0]!r}, which a {config.model_type} model has no place for")
-    if config.tie_word_embeddings:
-        del stored_names["lm_head.weight"]
-    shapes = {name: tuple(wanted[name].shape) for name in stored_names}
     for name, stored_name in stored_names.items():
         if stored_name not in stored:
             raise CheckpointError(f"{path} lacks the tensor {stored_name!r} of its {config.model_type} model")

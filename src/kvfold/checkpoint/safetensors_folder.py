@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFas
 
 from kvfold.checkpoint.base import Checkpoint
 from kvfold.checkpoint.configs import read_config, read_generation_config, read_object
+from kvfold.checkpoint.expected import model_on_meta
 from kvfold.checkpoint.reasons import reason
 from kvfold.checkpoint.source import PICKLE_REFUSAL, PICKLE_SUFFIXES
 from kvfold.errors import CheckpointError, UnsupportedModelError
@@ -32,6 +33,8 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_OUTPUT_LAYER = "lm_head.weight"
+_ROWS = 4096
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -61,7 +64,9 @@ class SafetensorsCheckpoint(Checkpoint):
         """
         _check_kind(folder)
         config = read_config(folder)
-        self._stored = {name: tensor for name, tensor in _read_headers(folder).items() if not _is_derived(name, config)}
+        stored = _read_headers(folder)
+        self._stored = {name: tensor for name, tensor in stored.items() if not _is_derived(name, config)}
+        self._tied_copy = None if _OUTPUT_LAYER in self._stored else stored.get(_OUTPUT_LAYER)
         super().__init__(
             source=source,
             path=folder,
@@ -70,6 +75,17 @@ class SafetensorsCheckpoint(Checkpoint):
             generation_config=read_generation_config(folder),
             shapes={name: tensor.shape for name, tensor in self._stored.items()},
         )
+
+    def check_complete(self) -> None:
+        super().check_complete()
+        if self._tied_copy is None:
+            return
+        embedding = model_on_meta(self.config).all_tied_weights_keys[_OUTPUT_LAYER]
+        if not _same_values(_OUTPUT_LAYER, self._tied_copy, embedding, self._stored[embedding]):
+            raise CheckpointError(
+                f"{self.path} stores another {_OUTPUT_LAYER} than {embedding}, to which its config ties it; "
+                "set tie_word_embeddings to false in its config.json, or restore the weights"
+            )
 
     def nbytes(self) -> int:
         """Bytes of all tensors as stored."""
@@ -167,8 +183,18 @@ def _dtype(file: Path, name: str, stored_as: str) -> torch.dtype:
 
 def _is_derived(name: str, config: PreTrainedConfig) -> bool:
     """Whether a stored tensor only repeats what the model computes: a tied output layer, old rotary buffers."""
-    tied = name == "lm_head.weight" and bool(config.tie_word_embeddings)
+    tied = name == _OUTPUT_LAYER and bool(config.tie_word_embeddings)
     return tied or name.endswith(".rotary_emb.inv_freq")
+
+
+def _same_values(name: str, tensor: _StoredTensor, other_name: str, other: _StoredTensor) -> bool:
+    """Whether two stored matrices are equal; reads some rows of both at a time."""
+    if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
+        return False
+    with safe_open(tensor.file, framework="pt") as shard, safe_open(other.file, framework="pt") as other_shard:
+        rows, other_rows = shard.get_slice(name), other_shard.get_slice(other_name)
+        blocks = [slice(start, start + _ROWS) for start in range(0, tensor.shape[0], _ROWS)]
+        return all(torch.equal(rows[block], other_rows[block]) for block in blocks)
 
 
 def _main_dtype(folder: Path, stored: dict[str, _StoredTensor]) -> torch.dtype:

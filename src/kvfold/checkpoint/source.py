@@ -33,10 +33,13 @@ def resolve_model(model: str) -> Path:
     if model in _EMBEDDED:
         return _EMBEDDED[model]()
     path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.is_file():
-        return _checked_file(path)
+    try:
+        if path.is_dir():
+            return path
+        if path.is_file():
+            return _checked_file(path)
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        raise CheckpointError(f"model {model!r} cannot be looked up: {reason(error)}") from error
     if _looks_like_path(model):
         raise CheckpointError(f"model {model!r} does not exist; give a folder, a .gguf file, a hub id or 'smollm2'")
     return _from_hub(model)

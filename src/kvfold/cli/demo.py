@@ -20,9 +20,9 @@ MODEL = "smollm2"
 NAME = "SmolLM2-135M-Instruct"
 CACHE_RATIO = 0.3125
 CONTEXT = 512
-WINDOWS = 12
+WINDOWS = 8
 CACHED_TOKENS = 4096
-PROMPT = "Why is the sky blue?"
+PROMPT = "The history of the Roman Empire"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +163,10 @@ def perplexities(contenders: Sequence[Contender], tokenizer: Any, progress: Prog
 
 
 def sample(contender: Contender, tokenizer: Any) -> Result:
-    """What the model says to a question, always taking the likeliest token."""
+    """How the model goes on after the prompt, always taking the likeliest token."""
     from kvfold.evaluate import continue_prompt
 
-    text = continue_prompt(contender.model, tokenizer, PROMPT, max_new_tokens=64, chat=True)
+    text = continue_prompt(contender.model, tokenizer, PROMPT, max_new_tokens=64)
     return {"name": contender.name, "prompt": PROMPT, "text": text}
 
 

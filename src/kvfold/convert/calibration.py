@@ -16,7 +16,7 @@ from kvfold.checkpoint import Checkpoint
 from kvfold.convert.statistics import LayerStatistics, StatisticsAccumulator
 from kvfold.convert.weights import LayerWeights
 from kvfold.families import Family
-from kvfold.texts import CALIBRATION, read_text, token_ids
+from kvfold.texts import CALIBRATION, check_vocabulary, read_text, token_ids
 
 BATCH_TOKENS = 2048
 
@@ -53,7 +53,8 @@ class AttentionSample:
         """`|converted - original|^2 / |original|^2` of the attention output."""
         with torch.no_grad():
             output, _ = attention(self.hidden_states, self.position_embeddings, self.attention_mask)
-        return float((output - self.output).square().sum() / self.output.square().sum())
+        energy = self.output.square().sum().clamp_min(torch.finfo(torch.float32).tiny)  # a pruned layer's is zero
+        return float((output - self.output).square().sum() / energy)
 
 
 class LayerRunner:
@@ -68,6 +69,7 @@ class LayerRunner:
         config = checkpoint.config
         with torch.device("meta"):
             self._model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+        check_vocabulary(ids, config.vocab_size)
         embedding = checkpoint.read(f"{family.embedding}.weight")
         self._hidden = nn.functional.embedding(ids, embedding).float()
         self._windows = family.sliding_windows(config)

@@ -1,5 +1,6 @@
 """What is written beside the weights: config, recipe, remote-code stub, model card."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,9 @@ def _recipe(options: ConvertOptions) -> str:
     for key, value in options.to_dict().items():
         if value is None or value == ():
             continue
-        text = str(value).lower() if isinstance(value, bool) else value
-        lines.append(f"{key}: {list(value) if isinstance(value, tuple) else text}")
+        # JSON is YAML, quotes and backslashes in file names included.
+        quoted = isinstance(value, (bool, tuple))
+        lines.append(f"{key}: {json.dumps(value, ensure_ascii=False) if quoted else value}")
     return "\n".join(lines) + "\n"
 
 

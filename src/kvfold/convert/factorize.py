@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kvfold.convert.statistics import LayerStatistics
-from kvfold.errors import OptionError
 
 DAMPING = 1e-3  # of the mean eigenvalue, on every root of a moment that must be inverted
 
@@ -33,13 +32,16 @@ def reduced_rank(
 
     Reduced-rank regression (`moment` None: identity), solved by the eigenvectors of the smaller Gram matrix of
     `Y = W moment^1/2 = U S V^T`: an SVD of the weight would cost many times more. The singular values are shared,
-    S^1/2 to each factor, as in arXiv 2502.14837. A rank that covers all rows is exact: down = W.
+    S^1/2 to each factor, as in arXiv 2502.14837. A rank that covers all rows or the whole width is exact: down = W, or
+    up = W. What is left of such a rank is zero.
     """
     rows, width = weight.shape
     if rank == 0:
         return weight.new_zeros(0, width), weight.new_zeros(rows, 0)
     if rank >= rows:
         return torch.cat((weight, weight.new_zeros(rank - rows, width))), torch.eye(rows, rank, dtype=weight.dtype)
+    if rank >= width:
+        return torch.eye(rank, width, dtype=weight.dtype), torch.cat((weight, weight.new_zeros(rows, rank - width)), 1)
     if rows <= width:
         gram = weight @ weight.T if moment is None else weight @ moment @ weight.T
         directions, singular = _top(gram, rank)
@@ -88,8 +90,7 @@ def svd_split(key: Tensor, value: Tensor, rank: int, statistics: LayerStatistics
 def svd_whitened(key: Tensor, value: Tensor, rank: int, statistics: LayerStatistics) -> Factors:
     """The joint SVD under the covariance of the activations: least squared error of keys and values on the
     calibration text (the whitening of SVD-LLM, arXiv 2403.07378)."""
-    if not statistics.tokens:
-        raise OptionError("svd_whitened needs calibration text: give calibration_tokens above 0, or take svd_joint.")
+    assert statistics.tokens
     down, up = reduced_rank(torch.cat((key, value)), rank, statistics.second_moment)
     return Factors(down=down, up_key=up[: len(key)], up_value=up[len(key) :])
 

@@ -2,12 +2,13 @@
 
 from dataclasses import asdict, dataclass, fields
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from kvfold.attention import GroupedSpec
-from kvfold.convert.factorize import FACTORIZATIONS
+from kvfold.convert.factorize import FACTORIZATIONS, NEEDS_CALIBRATION
 from kvfold.convert.rotary import LAYOUTS
 from kvfold.errors import BudgetError, OptionError
 from kvfold.registry import lookup
@@ -50,7 +51,7 @@ class ConvertOptions:
     def __post_init__(self) -> None:
         strategies = lookup(LAYOUTS, self.layout, "layout").strategies
         if self.rope is not None:
-            lookup(strategies, self.rope, f"rope strategy of the layout {self.layout!r}")
+            lookup(strategies, self.rope, f"rope strategy (layout {self.layout})")
         if self.factorize is not None:
             lookup(FACTORIZATIONS, self.factorize, "factorization")
         if self.dtype is not None:
@@ -60,6 +61,15 @@ class ConvertOptions:
             raise OptionError(f"calibration_tokens must be 0 or more, got {self.calibration_tokens}.")
         if self.calibration_window < 16:
             raise OptionError(f"calibration_window must be 16 tokens or more, got {self.calibration_window}.")
+        if not self.calibration_tokens:
+            self._check_weights_alone()
+
+    def _check_weights_alone(self) -> None:
+        hint = "give calibration_tokens above 0, or take"
+        if self.rope_strategy in LAYOUTS[self.layout].needs_text:
+            raise OptionError(f"the rope strategy {self.rope_strategy!r} needs calibration text: {hint} another.")
+        if self.factorization in NEEDS_CALIBRATION:
+            raise OptionError(f"{self.factorization} needs calibration text: {hint} svd_joint.")
 
     def _check_budget(self) -> None:
         explicit = [name for name in ("qk_rope_head_dim", "kv_lora_rank", "d_kv") if getattr(self, name) is not None]
@@ -85,8 +95,9 @@ class ConvertOptions:
         known = {field.name: field for field in fields(cls)}
         for key in values:
             lookup(known, key, "option")
-        if "calibration" in values:
-            values = {**values, "calibration": tuple(values["calibration"])}
+        if files := values.get("calibration"):
+            files = (files,) if isinstance(files, (str, Path)) else files
+            values = {**values, "calibration": tuple(map(str, files))}
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,7 +127,8 @@ def resolve_budget(options: ConvertOptions, spec: GroupedSpec) -> Budget:
     """The budget of `options` for a layer of shape `spec`.
 
     A cache ratio gives the rotary keys an eighth of each KV head's key (MHA2MLA's default, d/16 pairs), at most a
-    third of what is kept; the rest is latent.
+    third of what is kept; the rest is latent. A latent of the model's width is exact, so what is beyond it goes to the
+    rotary keys.
 
     Raises:
         BudgetError: the budget cannot be met, or exceeds the original cache.
@@ -137,7 +149,10 @@ def resolve_budget(options: ConvertOptions, spec: GroupedSpec) -> Budget:
                 f"layer: too few for {heads} rotary head(s) of 2 dims; ask for at least "
                 f"{ceil(6e4 * heads / spec.cached_elements()) / 1e4:.4f}."
             )
-        budget = Budget(rotary_heads=heads, qk_rope_head_dim=rope, kv_lora_rank=kept - heads * rope)
+        if kept - heads * rope > spec.hidden_size:
+            rope = min((kept - spec.hidden_size) // (2 * heads) * 2, full_rope)
+        rank = min(kept - heads * rope, spec.hidden_size)
+        budget = Budget(rotary_heads=heads, qk_rope_head_dim=rope, kv_lora_rank=rank)
     else:
         rank = options.kv_lora_rank or (options.d_kv or 0) * spec.num_key_value_heads
         budget = Budget(rotary_heads=heads, qk_rope_head_dim=options.qk_rope_head_dim or 0, kv_lora_rank=rank)

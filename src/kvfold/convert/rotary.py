@@ -23,13 +23,15 @@ def _select(name: str) -> Split:
 class Layout:
     """How rotary keys are cached: `per_head`, one per KV head, or shared by all.
 
-    `calibrated` names the strategies whose choice depends on calibration text.
+    `calibrated` names the strategies whose choice depends on calibration text, `needs_text` those that have none
+    without it.
     """
 
     per_head: bool
     strategies: dict[str, Split]
     default: str
     calibrated: frozenset[str]
+    needs_text: frozenset[str] = frozenset()
 
     def rotary_heads(self, spec: GroupedSpec) -> int:
         return spec.num_key_value_heads if self.per_head else 1
@@ -62,5 +64,6 @@ LAYOUTS: dict[str, Layout] = {
         strategies={name: _select(name) for name in SELECTIONS},
         default="2-norm",
         calibrated=frozenset({"2-norm"}),
+        needs_text=frozenset({"2-norm"}),
     ),
 }

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from kvfold.convert.statistics import LayerStatistics
 from kvfold.convert.weights import LayerWeights, RotarySplit
-from kvfold.errors import OptionError
 
 Selection = Callable[[LayerWeights, LayerStatistics, int], Int[Tensor, "G p"]]
 
@@ -35,8 +34,7 @@ def uniform(weights: LayerWeights, statistics: LayerStatistics, pairs: int) -> I
 
 def two_norm(weights: LayerWeights, statistics: LayerStatistics, pairs: int) -> Int[Tensor, "G p"]:
     """Per KV head the pairs with the largest `E|q_l| E|k_l|`, pre-RoPE, summed over the query heads of the group."""
-    if statistics.query_norm is None or statistics.key_norm is None:
-        raise OptionError("the rope strategy '2-norm' needs calibration text: give calibration_tokens above 0.")
+    assert statistics.query_norm is not None and statistics.key_norm is not None
     query_gP = statistics.query_norm.unflatten(0, (weights.spec.num_key_value_heads, -1)).sum(1)
     return (query_gP * statistics.key_norm).topk(pairs, dim=1).indices.sort(dim=1).values
 

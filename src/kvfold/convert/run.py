@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvfold.attention import LatentSpec, LayerContext, build_attention
-from kvfold.checkpoint import Checkpoint, OutputFolder, open_checkpoint
+from kvfold.checkpoint import Checkpoint, OutputFolder, is_finite, open_checkpoint
 from kvfold.convert.assemble import fold_layer
 from kvfold.convert.calibration import AttentionSample, LayerRunner, calibration_ids, rotary_embedding
 from kvfold.convert.card import write_description
@@ -18,7 +18,7 @@ from kvfold.convert.options import ConvertOptions
 from kvfold.convert.plan import Plan, make_plan, needs_text
 from kvfold.convert.statistics import LayerStatistics
 from kvfold.convert.weights import expected_shapes, read_layer
-from kvfold.errors import CheckpointError
+from kvfold.errors import OptionError
 from kvfold.families import Family, check_tensors, family_of, head_dim
 
 Progress = Callable[[str, int, int], None]
@@ -111,15 +111,9 @@ def convert(
 def _prepare(checkpoint: Checkpoint, options: ConvertOptions) -> tuple[Family, Plan]:
     """Everything that can be refused before a weight is read."""
     family = family_of(checkpoint.config)
-    names = checkpoint.names()
-    check_tensors(family, names)
+    check_tensors(family, checkpoint.names())
     what = make_plan(checkpoint.source, checkpoint.config, family, checkpoint.dtype, options)
-    for index, layer in enumerate(what.layers):
-        for name, shape in expected_shapes(family, layer.source, index).items():
-            if checkpoint.shape(name) != shape:
-                raise CheckpointError(
-                    f"{checkpoint.path}: tensor {name} has shape {checkpoint.shape(name)}, its config says {shape}."
-                )
+    checkpoint.check_complete()
     return family, what
 
 
@@ -155,16 +149,25 @@ class _Folder:
             self.errors.append(self._timed("calibrate", self._measure, index, layer.target, tensors, sample))
         self._written |= set(expected_shapes(self._family, layer.source, index))
         for name, tensor in tensors.items():
-            kind = self._plan.dtype if tensor.is_floating_point() else tensor.dtype
-            self._timed("write", self._out.add, self._family.prefix(index) + name, tensor.to(kind))
+            self._timed("write", self._add, self._family.prefix(index) + name, tensor)
 
     def copy_rest(self, progress: Progress) -> None:
         """Everything outside attention, unchanged but for the dtype."""
         rest = [name for name in self._checkpoint.names() if name not in self._written]
         for done, name in enumerate(rest, start=1):
             tensor = self._timed("read", self._checkpoint.read, name)
-            self._timed("write", self._out.add, name, tensor.to(self._plan.dtype))
+            self._timed("write", self._add, name, tensor)
             progress("copying the rest", done, len(rest))
+
+    def _add(self, name: str, tensor: Tensor) -> None:
+        if tensor.is_floating_point():
+            written = tensor.to(self._plan.dtype)
+            if written.dtype != tensor.dtype and not is_finite(written):
+                raise OptionError(
+                    f"dtype {self._plan.to_dict()['dtype']} cannot hold {name}: take bfloat16 or float32."
+                )
+            tensor = written
+        self._out.add(name, tensor)
 
     def _measure(self, index: int, spec: LatentSpec, tensors: dict[str, Tensor], sample: AttentionSample) -> float:
         config = self._checkpoint.config

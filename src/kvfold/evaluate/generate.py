@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from kvfold.errors import OptionError
 from kvfold.modeling import load_model
+from kvfold.texts import check_vocabulary
 
 
 def generate(
@@ -33,7 +34,7 @@ def generate(
         OptionError: an empty prompt, a number out of range, or `chat` with a model that has no chat template.
         CheckpointError: the model cannot be loaded.
     """
-    _check(prompt, max_new_tokens, temperature)
+    _check(prompt, max_new_tokens, temperature, seed)
     network, tokenizer = load_model(model)
     return continue_prompt(
         network, tokenizer, prompt, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, chat=chat
@@ -52,7 +53,7 @@ def continue_prompt(
     chat: bool = False,
 ) -> str:
     """`generate` with a model and tokenizer that are in memory already."""
-    _check(prompt, max_new_tokens, temperature)
+    _check(prompt, max_new_tokens, temperature, seed)
     if chat and not tokenizer.chat_template:
         raise OptionError("chat was asked for, but the tokenizer has no chat template: leave it off.")
     text: Any = prompt
@@ -61,6 +62,9 @@ def continue_prompt(
         text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
     # A chat template writes its own special tokens.
     inputs = tokenizer(text, return_tensors="pt", add_special_tokens=not chat, return_token_type_ids=False)
+    if not inputs["input_ids"].numel():
+        raise OptionError(f"the prompt {prompt!r} gives no tokens: give some text to continue.")
+    check_vocabulary(inputs["input_ids"], model.config.vocab_size)
     inputs = inputs.to(model.device)
     set_seed(seed)
     sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else GREEDY
@@ -73,13 +77,15 @@ GREEDY: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None
 """The sampling settings that many checkpoints carry are unset, or transformers warns that they have no effect."""
 
 
-def _check(prompt: str, max_new_tokens: int, temperature: float) -> None:
+def _check(prompt: str, max_new_tokens: int, temperature: float, seed: int) -> None:
     if not prompt:
         raise OptionError("the prompt is empty: give some text to continue.")
     if max_new_tokens < 1:
         raise OptionError(f"max_new_tokens must be at least 1, not {max_new_tokens}.")
     if temperature < 0:
         raise OptionError(f"temperature must be 0 or above, not {temperature}.")
+    if not 0 <= seed < 2**32:
+        raise OptionError(f"seed must be between 0 and {2**32 - 1}, not {seed}.")
 
 
 def _padding(tokenizer: PreTrainedTokenizerBase) -> Any:

@@ -12,7 +12,7 @@ from kvfold.evaluate.cache import measure_cache
 from kvfold.evaluate.perplexity import perplexity
 from kvfold.evaluate.speed import decode_speed
 from kvfold.modeling import load_model
-from kvfold.texts import read_text, token_ids
+from kvfold.texts import check_vocabulary, read_text, token_ids
 
 Progress = Callable[[str, int, int], None]
 
@@ -67,6 +67,7 @@ def evaluate(
     content = read_text(text)  # before the model, which takes longer to load
     network, tokenizer = load_model(model, dtype=dtype)
     ids = token_ids(tokenizer, content, minimum=context * (windows or 1))
+    check_vocabulary(ids, network.config.vocab_size)
     stage = partial(partial, progress) if progress is not None else lambda name: None
     score = perplexity(network, ids, context=context, windows=windows, progress=stage("scoring windows"))
     size = measure_cache(network)

@@ -17,8 +17,9 @@ from kvfold.errors import CheckpointError
 from kvfold.evaluate.cache import forward_cached, measure_cache
 from kvfold.families import family_of
 from kvfold.modeling import KvfoldForCausalLM, load_model
-from kvfold.texts import EVALUATION, read_text, token_ids
+from kvfold.texts import EVALUATION, check_vocabulary, read_text, token_ids
 
+DECODE_STEPS = 32
 TOLERANCE = 1e-3
 """Relative error from which a module counts as diverging, and logit difference from which two ways to the same logits
 count as different; both in fp32."""
@@ -63,6 +64,7 @@ def verify(model: str | Path, out: str | Path, *, text: str | Path = EVALUATION,
     """
     original, tokenizer = load_model(model, torch.float32)
     ids = token_ids(tokenizer, read_text(text), minimum=tokens, name=f"the text {str(text)!r}")[None, :tokens]
+    check_vocabulary(ids, original.config.vocab_size)
     if isinstance(original, KvfoldForCausalLM):
         raise CheckpointError(f"{model} is a converted model; the first argument of verify is the original.")
     reference, expected = _run(original, ids)
@@ -134,15 +136,16 @@ def _recorded(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
 
 
 def _relative_error(value: Tensor, reference: Tensor) -> float:
-    return float((value - reference).norm() / reference.norm())
+    # The attention of a pruned layer gives zeros.
+    return float((value - reference).norm() / reference.norm().clamp_min(torch.finfo(torch.float32).tiny))
 
 
 @torch.no_grad()
 def _step_by_step(model: KvfoldForCausalLM, ids: Int64[Tensor, "1 T"]) -> Float[Tensor, "1 T V"]:
-    """Logits of a prefill of half the tokens and one decode step for each of the others."""
+    """Logits of a prefill of all but the last tokens and one decode step for each of those."""
     cache = DynamicCache(config=model.config)
-    half = ids.shape[1] // 2
-    parts = [ids[:, :half], *ids[:, half:].split(1, dim=1)]
+    prefill = max(ids.shape[1] - DECODE_STEPS, 1)
+    parts = [ids[:, :prefill], *ids[:, prefill:].split(1, dim=1)]
     return torch.cat([forward_cached(model, part, cache).logits for part in parts], dim=1)
 
 

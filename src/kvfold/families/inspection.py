@@ -5,7 +5,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from kvfold.attention import AttentionSpec, spec_from_dict
+from kvfold.attention import AttentionSpec
 from kvfold.checkpoint import open_checkpoint
 from kvfold.errors import UnsupportedModelError
 from kvfold.families.record import check_tensors, family_of
@@ -61,8 +61,7 @@ def inspect_model(model: str | Path) -> Inspection:
     except UnsupportedModelError as error:
         reason = str(error)
     if config.model_type == "kvfold":
-        specs = tuple(spec_from_dict(values) for values in config.attention)
-        windows = family_of(config.text_config).sliding_windows(config.text_config)
+        specs, windows = config.specs(), config.windows()
     size = checkpoint.dtype.itemsize
     layers = tuple(
         LayerInspection(

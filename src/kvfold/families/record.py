@@ -135,7 +135,9 @@ def _obstacle(config: PreTrainedConfig) -> str | None:
         return f"partial rotary heads (partial_rotary_factor={rope['partial_rotary_factor']})"
     if head_dim(config) % 2:
         return f"an odd head dim ({head_dim(config)})"
-    if config.num_attention_heads % config.num_key_value_heads:
+    if config.num_hidden_layers < 1:
+        return f"it has {config.num_hidden_layers} layers"
+    if config.num_key_value_heads < 1 or config.num_attention_heads % config.num_key_value_heads:
         return f"{config.num_key_value_heads} KV heads do not divide {config.num_attention_heads} query heads"
     return None
 

@@ -75,18 +75,35 @@ class KvfoldForCausalLM(PreTrainedModel, GenerationMixin):
         kwargs["ignore_mismatched_sizes"] = True  # so that the mismatches come back by name
         loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         model, info = loaded
-        _refuse_incomplete(pretrained_model_name_or_path, model, info)
+        refuse_incomplete(pretrained_model_name_or_path, info)
+        _refuse_unexpected(pretrained_model_name_or_path, info)
+        _check_rotary_index(pretrained_model_name_or_path, model)
         return (model, info) if output_loading_info else model
 
 
-def _refuse_incomplete(source: Any, model: KvfoldForCausalLM, info: dict[str, Any]) -> None:
-    for key, what in (("missing_keys", "lacks"), ("unexpected_keys", "has the unexpected")):
-        if names := sorted(info[key]):
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise CheckpointError(f"{source} {what} tensor {names[0]}{more}: it does not fit its config.")
+def refuse_incomplete(source: Any, info: dict[str, Any]) -> None:
+    """Refuse what transformers would fill with random weights; `info` is what it reports of a loading.
+
+    Raises:
+        CheckpointError: a tensor is missing or has the wrong shape.
+    """
+    if names := sorted(info["missing_keys"]):
+        raise CheckpointError(f"{source} lacks {_first_of(names)}: it does not fit its config.")
     if mismatches := sorted(info["mismatched_keys"]):
         name, stored, expected = mismatches[0]
         raise CheckpointError(f"{source}: tensor {name} has shape {tuple(stored)}, its config says {tuple(expected)}.")
+
+
+def _refuse_unexpected(source: Any, info: dict[str, Any]) -> None:
+    if names := sorted(info["unexpected_keys"]):
+        raise CheckpointError(f"{source} has the unexpected {_first_of(names)}: it does not fit its config.")
+
+
+def _first_of(names: list[str]) -> str:
+    return f"tensor {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def _check_rotary_index(source: Any, model: KvfoldForCausalLM) -> None:
     for attention in model.attention_modules():
         index = attention.rotary_index
         if index.numel() and not (0 <= int(index.min()) and int(index.max()) < attention.context.base_pairs):

@@ -32,8 +32,8 @@ class KvfoldConfig(PreTrainedConfig):
         if isinstance(self.text_config, dict):
             values = dict(self.text_config)
             self.text_config = AutoConfig.for_model(values.pop("model_type", "llama"), **values)
-        elif self.text_config is None:
-            if self.attention is not None:
+        elif not isinstance(self.text_config, PreTrainedConfig):
+            if self.text_config is not None or self.attention is not None:
                 raise CheckpointError("the kvfold config has no 'text_config': restore the base model's config.")
             # transformers builds defaults to write configs as differences
             self.text_config = AutoConfig.for_model("llama")

@@ -7,7 +7,7 @@ from jaxtyping import Int64
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from kvfold.errors import TextError
+from kvfold.errors import CheckpointError, TextError
 
 
 def read_text(path: str | Path) -> str:
@@ -42,3 +42,16 @@ def token_ids(
     if len(ids) < minimum:
         raise TextError(f"{name} has {len(ids)} tokens, {minimum} are needed: give more text, or ask for fewer tokens.")
     return torch.tensor(ids, dtype=torch.int64)
+
+
+def check_vocabulary(ids: Int64[Tensor, "*tokens"], vocabulary: int) -> None:
+    """Refuse token ids that a model with `vocabulary` embeddings does not have.
+
+    Raises:
+        CheckpointError: the tokenizer that made them belongs to another model.
+    """
+    if ids.numel() and (highest := int(ids.max())) >= vocabulary:
+        raise CheckpointError(
+            f"the tokenizer gives token {highest}, the model has {vocabulary} embeddings: restore the tokenizer files "
+            "of this model."
+        )

@@ -1,6 +1,7 @@
 """Result files that fill up row by row: a run that was stopped goes on where it was."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,13 @@ class ResultFile:
         if name not in self._rows:
             self._rows[name] = measure()
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._path, {"facts": self._facts, "provenance": provenance(seed=0), "rows": self._rows})
+            origin = provenance(seed=0, command=_command())
+            write_json(self._path, {"facts": self._facts, "provenance": origin, "rows": self._rows})
         print(name, json.dumps(self._rows[name])[:160], flush=True)
         return self._rows[name]
+
+
+def _command() -> str:
+    """The command line without the folders of this machine."""
+    script, *arguments = (Path(argument).name for argument in sys.argv)
+    return " ".join(("python", f"benchmarks/{script}", *arguments))
