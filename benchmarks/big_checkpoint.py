@@ -19,19 +19,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from kvfold.checkpoint import OutputFolder
 
-CONFIG = LlamaConfig(
-    vocab_size=32000,
-    hidden_size=4096,
-    intermediate_size=11008,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=32,
-    max_position_embeddings=4096,
-    rms_norm_eps=1e-5,
-    tie_word_embeddings=False,
-    dtype="bfloat16",
-    architectures=["LlamaForCausalLM"],
-)
+# The defaults of the class are Llama-2-7B's shape.
+CONFIG = LlamaConfig(dtype="bfloat16", architectures=["LlamaForCausalLM"])
 OPTIONS = {"layout": "per_head", "rope": "uniform", "qk_rope_head_dim": 16, "d_kv": 64, "factorize": "svd_joint"}
 
 

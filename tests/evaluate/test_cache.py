@@ -3,7 +3,7 @@ import importlib.util
 
 import pytest
 import torch
-from transformers.cache_utils import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicCache, QuantizedCache, StaticCache
 
 from kvfold.errors import UnknownNameError
 from kvfold.evaluate import cache_bytes, cache_elements, forward_cached, measure_cache, quantized_cache_factory
@@ -70,3 +70,9 @@ def test_packed_wrapper_tensors_count_their_parts():
 def test_an_unknown_kind_names_the_nearest(llama):
     with pytest.raises(UnknownNameError, match=r"unknown cache 'dinamic'\. Did you mean 'dynamic'"):
         measure_cache(llama, "dinamic")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("hqq") is None, reason="hqq is not installed")
+def test_a_residual_of_unpacked_tokens_is_not_all_that_is_held(llama):
+    cache = QuantizedCache("hqq", llama.config, axis_key=1, axis_value=1, q_group_size=16)  # residual of 128 tokens
+    assert measure_cache(llama, cache).elements_per_token_and_layer == 64

@@ -152,18 +152,10 @@ class AttentionSpec(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedSpec(AttentionSpec):
-    """MHA (G = N), GQA and MQA (G = 1): cached 2 G d elements."""
-
-    kind: ClassVar[str] = "grouped"
+class WholeHeadSpec(AttentionSpec):
+    """What grouped and tied attention share: queries, keys and values of one width d, cached ready for use."""
 
     head_dim: int
-    key_bias: bool = False
-    value_bias: bool = False
-
-    def _validate(self) -> None:
-        if self.head_dim % 2:
-            raise OptionError(f"grouped attention: head_dim must be even for rotary pairs, got {self.head_dim}.")
 
     @property
     def qk_head_dim(self) -> int:
@@ -172,6 +164,23 @@ class GroupedSpec(AttentionSpec):
     @property
     def v_width(self) -> int:
         return self.head_dim
+
+    def expansion_flops(self, tokens: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedSpec(WholeHeadSpec):
+    """MHA (G = N), GQA and MQA (G = 1): cached 2 G d elements."""
+
+    kind: ClassVar[str] = "grouped"
+
+    key_bias: bool = False
+    value_bias: bool = False
+
+    def _validate(self) -> None:
+        if self.head_dim % 2:
+            raise OptionError(f"grouped attention: head_dim must be even for rotary pairs, got {self.head_dim}.")
 
     @property
     def rotary_pairs(self) -> tuple[int, int]:
@@ -199,29 +208,16 @@ class GroupedSpec(AttentionSpec):
         heads = 2 * self.num_attention_heads + 2 * self.num_key_value_heads
         return 2 * tokens * self.hidden_size * heads * self.head_dim
 
-    def expansion_flops(self, tokens: int) -> int:
-        return 0
-
 
 @dataclass(frozen=True, kw_only=True)
-class TiedSpec(AttentionSpec):
+class TiedSpec(WholeHeadSpec):
     """Grouped tied attention, GTA (arXiv 2505.21487): keys and values share a projection; cached G d + d/2 elements."""
 
     kind: ClassVar[str] = "tied"
 
-    head_dim: int
-
     def _validate(self) -> None:
         if self.head_dim % 4:
             raise OptionError(f"tied attention: head_dim must be a multiple of 4, got {self.head_dim}.")
-
-    @property
-    def qk_head_dim(self) -> int:
-        return self.head_dim
-
-    @property
-    def v_width(self) -> int:
-        return self.head_dim
 
     @property
     def rotary_pairs(self) -> tuple[int, int]:
@@ -244,9 +240,6 @@ class TiedSpec(AttentionSpec):
     def projection_flops(self, tokens: int) -> int:
         width = (2 * self.num_attention_heads + self.num_key_value_heads) * self.head_dim + self.head_dim // 2
         return 2 * tokens * self.hidden_size * width
-
-    def expansion_flops(self, tokens: int) -> int:
-        return 0
 
     def absorbed_flops(self, new_tokens: int, cached_tokens: int) -> int:
         # The same products, without building the keys: preferred when few queries meet a long cache.

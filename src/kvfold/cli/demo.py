@@ -20,7 +20,7 @@ MODEL = "smollm2"
 NAME = "SmolLM2-135M-Instruct"
 CACHE_RATIO = 0.3125
 CONTEXT = 512
-WINDOWS = 8
+WINDOWS = 6
 CACHED_TOKENS = 4096
 PROMPT = "The history of the Roman Empire"
 

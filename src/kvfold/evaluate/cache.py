@@ -143,6 +143,7 @@ def _packed_elements(value: Any) -> int:
 
 
 def _kept_tokens(layer: Any) -> int:
-    """Tokens that a layer has room for: fewer than were seen under a sliding window."""
-    keys = layer.keys
-    return keys.shape[-2] if keys is not None and keys.dim() == 4 else layer.get_seq_length()
+    """Tokens that a layer has room for: fewer than were seen under a sliding window. A quantised layer holds them all,
+    the newest perhaps unpacked."""
+    packed = _state(layer).get("_quantized_keys") is not None
+    return layer.get_seq_length() if packed else layer.keys.shape[-2]
