@@ -22,6 +22,7 @@ CACHE_RATIO = 0.3125
 CONTEXT = 512
 WINDOWS = 6
 CACHED_TOKENS = 4096
+NEW_TOKENS = 8
 PROMPT = "The history of the Roman Empire"
 
 
@@ -125,6 +126,7 @@ def decode_rates(contenders: Sequence[Contender], progress: Progress) -> list[Re
     speeds = decode_speed(
         {contender.name: contender.model for contender in contenders},
         cached_tokens=CACHED_TOKENS,
+        new_tokens=NEW_TOKENS,
         cache_factories={contender.name: contender.cache for contender in contenders if contender.cache is not None},
         progress=partial(progress, f"timing decode at {CACHED_TOKENS} cached tokens"),
     )
