@@ -11,17 +11,34 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 
 def main() -> None:
-    for table in (starts, speeds, big, promises):
+    for table in (demo, starts, speeds, big, promises):
         print(f"{table()}\n")
 
 
-def rows_of(name: str) -> dict[str, Any]:
+def rows_of(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())["rows"]
 
 
 def markdown(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [header, ("---",) * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def demo() -> str:
+    """`results/demo.json` is the `results.json` of a run of `make demo`."""
+    return markdown(
+        ("", "cached elements per token and layer", "cache bytes per token (bf16)", "perplexity", "decode speed, 4k tokens"),
+        [
+            (
+                row["name"],
+                f"{row['cache_elements']:.0f}",
+                f"{row['cache_bytes_per_token']:,.0f} ({row['cache_percent']:.2f} %)",
+                f"{row['perplexity']:.2f} ({row['perplexity_ratio']:.2f}x)",
+                f"{row['decode_ratio']:.2f}x",
+            )
+            for row in rows_of("demo")
+        ],
+    )
 
 
 def starts() -> str:

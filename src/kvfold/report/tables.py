@@ -80,7 +80,7 @@ def show_evaluation(result: Record) -> None:
 
 def show_demo(result: Record) -> None:
     """Print the rows of the demo (see `render_demo` for their keys), the ratios being to the first row."""
-    columns = ("elements", "bytes", "cache %", "perplexity", "ratio", "tokens/s", "ratio")
+    columns = ("elements", "bytes", "cache %", "perplexity", "tokens/s")
     table = _table(Column("", no_wrap=True), *map(_right, columns))
     table.caption = "elements per token and layer, bytes per token, ratios to the first row"
     for row in result["rows"]:
@@ -89,10 +89,8 @@ def show_demo(result: Record) -> None:
             number_text(row["cache_elements"]),
             number_text(row["cache_bytes_per_token"]),
             number_text(row["cache_percent"]),
-            f"{row['perplexity']:,.2f}",
-            factor_text(row["perplexity_ratio"]),
-            value_text("tokens_per_second", row["tokens_per_second"]),
-            factor_text(row["decode_ratio"]),
+            f"{row['perplexity']:,.2f} ({factor_text(row['perplexity_ratio'])})",
+            f"{row['tokens_per_second']:.2f} ({factor_text(row['decode_ratio'])})",
         )
     _show(f"{result['model']}, before and after", table)
 
