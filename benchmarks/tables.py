@@ -26,8 +26,9 @@ def markdown(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def demo() -> str:
     """`results/demo.json` is the `results.json` of a run of `make demo`."""
+    header = ("cached elements per token and layer", "cache bytes per token (bf16)", "perplexity")
     return markdown(
-        ("", "cached elements per token and layer", "cache bytes per token (bf16)", "perplexity", "decode speed, 4k tokens"),
+        ("", *header, "decode speed, 4k tokens"),
         [
             (
                 row["name"],
