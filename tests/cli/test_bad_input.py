@@ -160,7 +160,7 @@ OPTIONS = {
         "--cache-ratio", "0.5", "--rope", "enegry", says=("unknown rope strategy", "'enegry'", "mean 'energy'?")
     ),
     "rope of the other layout": convert(
-        "--cache-ratio", "0.5", "--rope", "2-norm", says=("'2-norm'", "layout shared", "Known: energy, full.")
+        "--cache-ratio", "0.5", "--rope", "2-norm", says=("'2-norm'", "layout shared has energy, full.")
     ),
     "factorize": convert("--cache-ratio", "0.5", "--factorize", "svd-joint", says=("'svd-joint'", "mean 'svd_joint'?")),
     "layout": convert("--cache-ratio", "0.5", "--layout", "per-head", says=("'per-head'", "mean 'per_head'?")),

@@ -106,7 +106,11 @@ OPTION_MISTAKES = {
         UnknownNameError,
         "unknown rope strategy (layout shared) 'enrgy'. Did you mean 'energy'?",
     ),
-    "rope of the other layout": ({"rope": "2-norm"}, UnknownNameError, "Known: energy, full."),
+    "rope of the other layout": (
+        {"rope": "2-norm"},
+        OptionError,
+        "rope strategy '2-norm' belongs to layout per_head; layout shared has energy, full.",
+    ),
     "method": ({"factorize": "svd"}, UnknownNameError, "unknown factorization 'svd'."),
     "dtype": ({"dtype": "fp16"}, UnknownNameError, "unknown dtype 'fp16'."),
     "no budget": (

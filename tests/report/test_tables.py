@@ -139,6 +139,6 @@ def test_evaluation(capsys):
 def test_demo(capsys, results):
     tables.show_demo(results)
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.split()[-7:] == ["120", "7,200", "31.25", "120.00", "4.00x", "24", "1.20x"] for line in lines)
-    assert any(line.split()[-2:] == ["–", "–"] for line in lines)
+    assert any(line.split()[-7:] == ["120", "7,200", "31.25", "120.00", "(4.00x)", "24", "(1.20x)"] for line in lines)
+    assert any(line.split()[-2:] == ["–", "(–)"] for line in lines)
     assert max(map(len, lines)) <= 100

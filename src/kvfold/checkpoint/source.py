@@ -1,5 +1,6 @@
 """From what the user typed to a path: a folder, a GGUF file, the embedded default or a hub id."""
 
+import difflib
 import importlib.util
 import re
 from collections.abc import Callable
@@ -66,8 +67,11 @@ def _from_hub(model: str) -> Path:
     try:
         folder = huggingface_hub.snapshot_download(model, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_IGNORED)
     except (OSError, ValueError) as error:  # all of huggingface_hub's errors are one of these
+        near = difflib.get_close_matches(model, _EMBEDDED, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise CheckpointError(
-            f"model {model!r} is no folder or .gguf file here, and the hub did not deliver it ({reason(error)})"
+            f"model {model!r} is no folder or .gguf file here, and the hub has none of this name or is out of reach."
+            f"{hint} ({reason(error)})"
         ) from error
     return Path(folder)
 

@@ -45,7 +45,7 @@ def _add_budget(parser: ArgumentParser) -> None:
         "cache budget", "one of: a ratio; rotary dims with a rank; rotary dims with d_kv"
     )
     budget.add_argument(
-        "--cache-ratio", type=float, metavar="F", help="share of the original cache to keep, between 0 and 1"
+        "--cache-ratio", type=float, metavar="F", help="share of the original cache to keep, above 0 and up to 1"
     )
     budget.add_argument(
         "--qk-rope-head-dim",

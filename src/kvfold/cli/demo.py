@@ -47,8 +47,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--converted",
         type=str,
         metavar="FOLDER",
-        default="smollm2-mla",
-        help="the folder for the converted model; an earlier conversion is replaced (default: smollm2-mla)",
+        default="demo-model",
+        help="the folder for the converted model; an earlier conversion is replaced (default: demo-model)",
     )
 
 

@@ -1,6 +1,7 @@
 """What is written beside the weights: config, recipe, remote-code stub, model card."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,17 @@ def write_description(
         checkpoint.generation_config.save_pretrained(folder)
     write_text(folder / f"{STUB}.py", _STUB_TEXT)
     write_text(folder / "recipe.yaml", _recipe(options))
-    write_json(folder / "kvfold.json", results | {"transformers": transformers.__version__})
+    write_json(
+        folder / "kvfold.json", results | {"kvfold": version("kvfold"), "transformers": transformers.__version__}
+    )
     write_text(folder / "README.md", model_card(plan, results))
 
 
 def _recipe(options: ConvertOptions) -> str:
+    """The options with every default spelt out, so that a later kvfold with other defaults does the same."""
     lines = ["# kvfold convert MODEL OUT --config recipe.yaml"]
-    for key, value in options.to_dict().items():
+    chosen = options.to_dict() | {"rope": options.rope_strategy, "factorize": options.factorization}
+    for key, value in chosen.items():
         if value is None or value == ():
             continue
         # JSON is YAML, quotes and backslashes in file names included.
@@ -75,7 +80,7 @@ tags: [kvfold, {target.name.lower()}]
 
 # {target.name} from {plan.source}
 
-`{plan.source}` ({plan.model_type}) with its attention folded into {target.name} by [kvfold]: every token caches
+`{plan.source}` ({plan.model_type}) with its attention folded into {target.name} by kvfold: every token caches
 {target.cached_elements()} elements per layer instead of {plan.layers[0].source.cached_elements()}
 ({100 * plan.kept:.2f} % of the original cache). It was not trained after the conversion.
 
@@ -97,5 +102,5 @@ import kvfold, transformers  # kvfold registers the architecture
 model = transformers.AutoModelForCausalLM.from_pretrained("path/to/this/folder")
 ```
 
-[kvfold]: the exact recipe is in `recipe.yaml`, every number above in `kvfold.json`.
+The exact recipe is in `recipe.yaml`, every number above in `kvfold.json`.
 """

@@ -51,6 +51,7 @@ class ConvertOptions:
     def __post_init__(self) -> None:
         strategies = lookup(LAYOUTS, self.layout, "layout").strategies
         if self.rope is not None:
+            self._check_layout_of_rope()
             lookup(strategies, self.rope, f"rope strategy (layout {self.layout})")
         if self.factorize is not None:
             lookup(FACTORIZATIONS, self.factorize, "factorization")
@@ -70,6 +71,14 @@ class ConvertOptions:
             raise OptionError(f"the rope strategy {self.rope_strategy!r} needs calibration text: {hint} another.")
         if self.factorization in NEEDS_CALIBRATION:
             raise OptionError(f"{self.factorization} needs calibration text: {hint} svd_joint.")
+
+    def _check_layout_of_rope(self) -> None:
+        for name, layout in LAYOUTS.items():
+            own = LAYOUTS[self.layout].strategies
+            if self.rope in layout.strategies and self.rope not in own:
+                raise OptionError(
+                    f"rope strategy {self.rope!r} belongs to layout {name}; layout {self.layout} has {', '.join(own)}."
+                )
 
     def _check_budget(self) -> None:
         explicit = [name for name in ("qk_rope_head_dim", "kv_lora_rank", "d_kv") if getattr(self, name) is not None]

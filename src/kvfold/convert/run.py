@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvfold.attention import LatentSpec, LayerContext, build_attention
-from kvfold.checkpoint import Checkpoint, OutputFolder, is_finite, open_checkpoint
+from kvfold.checkpoint import Checkpoint, OutputFolder, is_finite, open_checkpoint, resolve_model
 from kvfold.convert.assemble import fold_layer
 from kvfold.convert.calibration import AttentionSample, LayerRunner, calibration_ids, rotary_embedding
 from kvfold.convert.card import write_description
@@ -83,10 +83,11 @@ def convert(
         KvfoldError: the model, an option, the text or the output does not work; the message says which and why.
     """
     chosen = ConvertOptions.from_dict(options)
-    checkpoint = open_checkpoint(model)
-    family, what = _prepare(checkpoint, chosen)
-    tokenizer = checkpoint.load_tokenizer()
-    with OutputFolder(Path(out), source=checkpoint.path, overwrite=overwrite) as folder:
+    # The output comes first: a place that cannot be written is known at once, reading a model takes a while.
+    with OutputFolder(Path(out), source=resolve_model(str(model)), overwrite=overwrite) as folder:
+        checkpoint = open_checkpoint(model)
+        family, what = _prepare(checkpoint, chosen)
+        tokenizer = checkpoint.load_tokenizer()
         runner = None
         if needs_text(chosen):
             ids = calibration_ids(tokenizer, chosen.calibration, chosen.calibration_tokens, chosen.calibration_window)

@@ -29,7 +29,7 @@ def show_inspection(result: Record) -> None:
             number_text(layer["cached_elements"]),
             number_text(layer["cached_bytes"]),
         )
-    table.caption = "cached, per layer"
+    table.caption = "heads, window in tokens, and what one token caches, per layer"
     facts = {
         "type": result["model_type"],
         "dtype": result["dtype"],
@@ -90,7 +90,7 @@ def show_demo(result: Record) -> None:
             number_text(row["cache_bytes_per_token"]),
             number_text(row["cache_percent"]),
             f"{row['perplexity']:,.2f} ({factor_text(row['perplexity_ratio'])})",
-            f"{row['tokens_per_second']:.2f} ({factor_text(row['decode_ratio'])})",
+            f"{value_text('tokens_per_second', row['tokens_per_second'])} ({factor_text(row['decode_ratio'])})",
         )
     _show(f"{result['model']}, before and after", table)
 
