@@ -48,7 +48,8 @@ def commit() -> str | None:
     if not _git(here, "ls-files", "--error-unmatch", here.name):
         return None
     revision = _git(here, "rev-parse", "HEAD")
-    changed = _git(here, "status", "--porcelain", "--untracked-files=no")
+    # What a run writes into results/ does not change the code that it ran.
+    changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)results")
     return f"{revision}-dirty" if revision and changed else revision
 
 
