@@ -51,8 +51,8 @@ class RotarySplit:
 
 
 def precision(spec: GroupedSpec) -> torch.dtype:
-    """What a layer is computed in: fp64; beyond a width of 2048 fp32, which takes half the time and memory and is still
-    far finer than the bf16 that such weights are stored in."""
+    """What a layer is computed in: fp64; beyond a width of 2048 fp32, which takes half the memory and is still far
+    finer than the bf16 that such weights are stored in."""
     return torch.float64 if spec.hidden_size <= 2048 else torch.float32
 
 
