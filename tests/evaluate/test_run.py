@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from kvfold.errors import OptionError, TextError
-from kvfold.evaluate import evaluate, generate
+from kvfold.evaluate import TaskScore, TaskScores, evaluate, generate
 
 MODULES = [importlib.import_module(f"kvfold.evaluate.{name}") for name in ("run", "generate")]
 
@@ -41,6 +41,26 @@ def test_evaluate_measures_all_three(loaded, text):
     assert result["perplexity"] > 1
     assert result["tokens_per_second"] > 0
     assert {stage for stage, _, _ in stages} == {"scoring windows", "timing decode"}
+
+
+def test_evaluate_without_a_text(loaded, monkeypatch):
+    scores = TaskScores(
+        tasks={"quiz": TaskScore(accuracy=0.5, acc_norm=None, standard_error=0.1, items=20)}, limit=20, seed=0
+    )
+    monkeypatch.setattr(MODULES[0], "select_tasks", lambda tasks, **options: (tasks, options))
+    monkeypatch.setattr(MODULES[0], "score_tasks", lambda model, tokenizer, selection, **options: scores)
+    result = evaluate("tiny", tasks=["quiz"], limit=20).to_dict()
+    assert result["perplexity"] is result["tokens_per_second"] is result["text"] is None
+    assert result["cache_elements_per_token_and_layer"] == 64
+    assert result["tasks"] == scores.to_dict()
+    assert result["tasks"]["average"] == 0.5
+
+
+def test_evaluate_on_nothing():
+    with pytest.raises(OptionError, match="there is nothing to evaluate on: give a text, tasks, or both"):
+        evaluate("tiny")
+    with pytest.raises(OptionError, match="a task folder or a limit was given without tasks"):
+        evaluate("tiny", "text.txt", limit=5)
 
 
 def test_evaluate_refuses_a_short_text(loaded, text):

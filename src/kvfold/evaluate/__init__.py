@@ -4,8 +4,6 @@ from kvfold.evaluate.cache import (
     CacheSize,
     cache_bytes,
     cache_elements,
-    cache_keyword,
-    forward_cached,
     measure_cache,
 )
 from kvfold.evaluate.generate import continue_prompt, generate
@@ -13,13 +11,17 @@ from kvfold.evaluate.perplexity import Perplexity, perplexity
 from kvfold.evaluate.quantized import quantized_cache_factory
 from kvfold.evaluate.run import Evaluation, evaluate
 from kvfold.evaluate.speed import Speed, decode_speed
+from kvfold.evaluate.tasks import TaskScore, TaskScores, evaluate_tasks
 from kvfold.evaluate.verify import Verification, verify
+from kvfold.modeling import cache_keyword, forward_cached
 
 __all__ = [
     "CacheSize",
     "Evaluation",
     "Perplexity",
     "Speed",
+    "TaskScore",
+    "TaskScores",
     "Verification",
     "cache_bytes",
     "cache_elements",
@@ -27,6 +29,7 @@ __all__ = [
     "continue_prompt",
     "decode_speed",
     "evaluate",
+    "evaluate_tasks",
     "forward_cached",
     "generate",
     "measure_cache",

@@ -1,6 +1,6 @@
-"""One model measured as a whole: perplexity, cache bytes and decode speed."""
+"""One model measured as a whole: perplexity, cache bytes, decode speed and benchmarks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from kvfold.errors import OptionError
 from kvfold.evaluate.cache import measure_cache
 from kvfold.evaluate.perplexity import perplexity
 from kvfold.evaluate.speed import decode_speed
+from kvfold.evaluate.tasks import TaskScores, score_tasks, select_tasks
 from kvfold.modeling import load_model
 from kvfold.texts import check_vocabulary, read_text, token_ids
 
@@ -19,69 +21,82 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What `evaluate` measured.
+    """What `evaluate` measured; everything that needs a text, or tasks, is None without.
 
     Bytes are those of a DynamicCache in `dtype`; speed is at batch 1 on a cache of `context` tokens.
     """
 
     model: str
-    text: str
     dtype: str
-    perplexity: float
-    nats_per_token: float
-    tokens: int
-    context: int
-    windows: int
     cache_elements_per_token_and_layer: float
     cache_bytes_per_token: float
-    tokens_per_second: float
+    text: str | None = None
+    perplexity: float | None = None
+    nats_per_token: float | None = None
+    tokens: int | None = None
+    context: int | None = None
+    windows: int | None = None
+    tokens_per_second: float | None = None
+    tasks: TaskScores | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"tasks": None if self.tasks is None else self.tasks.to_dict()}
 
 
 def evaluate(
     model: str | Path,
-    text: str | Path,
+    text: str | Path | None = None,
     *,
     context: int = 512,
     windows: int | None = None,
+    tasks: Sequence[str] = (),
+    task_folder: str | Path | None = None,
+    limit: int | None = None,
     dtype: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Measure `model` on the text file `text`.
+    """Measure `model` on the text file `text`, on benchmarks, or on both.
 
     Args:
         model: anything `load_model` takes, original or converted.
-        text: path of a UTF-8 text file.
+        text: path of a UTF-8 text file, for perplexity and decode speed.
         context: tokens per window, and tokens in the cache when the speed is measured.
         windows: how many windows to score; None for all that the text fills.
+        tasks: names of lm-evaluation-harness, see `evaluate_tasks`.
+        task_folder: where their YAML files are; None for the harness's own.
+        limit: items per task; None for all.
         dtype: to run in; None for the checkpoint's own.
         progress: called as `progress(stage, done, total)`.
 
     Raises:
         TextError: the text is missing, empty or too short.
         CheckpointError: the model cannot be loaded.
-        OptionError: a number out of range.
+        OptionError: a number out of range, neither text nor tasks, or tasks that cannot be had.
     """
-    content = read_text(text)  # before the model, which takes longer to load
+    if text is None and not tasks:
+        raise OptionError("there is nothing to evaluate on: give a text, tasks, or both.")
+    if not tasks and (task_folder is not None or limit is not None):
+        raise OptionError("a task folder or a limit was given without tasks: name the tasks.")
+    # Texts and tasks come before the model, which takes longer to load.
+    content = None if text is None else read_text(text)
+    selection = select_tasks(tasks, folder=task_folder, limit=limit, progress=progress) if tasks else None
     network, tokenizer = load_model(model, dtype=dtype)
-    ids = token_ids(tokenizer, content, minimum=context * (windows or 1))
-    check_vocabulary(ids, network.config.vocab_size)
     stage = partial(partial, progress) if progress is not None else lambda name: None
-    score = perplexity(network, ids, context=context, windows=windows, progress=stage("scoring windows"))
+    measured: dict[str, Any] = {}
+    if content is not None:
+        ids = token_ids(tokenizer, content, minimum=context * (windows or 1))
+        check_vocabulary(ids, network.config.vocab_size)
+        score = perplexity(network, ids, context=context, windows=windows, progress=stage("scoring windows"))
+        (speed,) = decode_speed({str(model): network}, cached_tokens=context, progress=stage("timing decode"))
+        measured = score.to_dict() | {"text": str(text), "tokens_per_second": speed.tokens_per_second}
+        measured["perplexity"] = measured.pop("value")
+    if selection is not None:
+        measured["tasks"] = score_tasks(network, tokenizer, selection, progress=progress)
     size = measure_cache(network)
-    (speed,) = decode_speed({str(model): network}, cached_tokens=context, progress=stage("timing decode"))
     return Evaluation(
         model=str(model),
-        text=str(text),
         dtype=str(network.dtype).removeprefix("torch."),
-        perplexity=score.value,
-        nats_per_token=score.nats_per_token,
-        tokens=score.tokens,
-        context=context,
-        windows=score.windows,
         cache_elements_per_token_and_layer=size.elements_per_token_and_layer,
         cache_bytes_per_token=size.bytes_per_token,
-        tokens_per_second=speed.tokens_per_second,
+        **measured,
     )
