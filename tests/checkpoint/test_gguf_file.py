@@ -155,6 +155,15 @@ def test_reading_maps_nothing_and_changed_files_are_opened_anew(file, model, tmp
     assert open_checkpoint(file).read(name)[0] == 2
 
 
+def test_fingerprint(file, model, tmp_path):
+    before = open_checkpoint(file).fingerprint()
+    assert open_checkpoint(file).fingerprint() == before
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, 0] += 1
+    write_gguf(file, model, "llama")
+    assert open_checkpoint(file).fingerprint() != before
+
+
 def test_config_is_not_shared(file):
     open_checkpoint(file).config.hidden_size = 1
     assert open_checkpoint(file).config.hidden_size == 16

@@ -5,6 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -15,17 +18,17 @@ from transformers import LlamaForCausalLM
 from kvfold.checkpoint import OutputFolder, open_checkpoint, renaming
 from kvfold.errors import OutputError
 
-# Writes one shard, tells so, and waits to be killed.
-KILLED = """
-import sys, time, torch
-from pathlib import Path
-from kvfold.checkpoint import OutputFolder
-with OutputFolder(Path(sys.argv[1]), source=None, overwrite=True, max_shard_bytes=64) as output:
-    output.add("a", torch.ones(16))
-    output.add("b", torch.ones(16))
-    print("written", flush=True)
-    time.sleep(60)
-"""
+
+def write_until_killed(out: Path, report: Connection) -> None:
+    """Write one shard and two steps of a journal, tell so, and wait."""
+    with OutputFolder(out, source=None, overwrite=True, max_shard_bytes=64) as output:
+        output.add("a", torch.ones(16))
+        output.add("b", torch.ones(16))
+        journal = output.journal({"key": 1})
+        for step in ("layer 0", "layer 1"):
+            journal.save(step, {"x": torch.ones(2)}, {"step": step})
+        report.send("written")
+        time.sleep(60)
 
 
 def write(out: Path, value: float = 1.0, **options) -> OutputFolder:
@@ -67,7 +70,7 @@ def write_and_fail(out: Path, failure: type[BaseException], **options) -> None:
 def test_transformers_loads_it(tmp_path, model, max_shard_bytes, files):
     out = tmp_path / "out"
     with OutputFolder(out, source=None, max_shard_bytes=max_shard_bytes) as output:
-        assert output.path.parent == tmp_path
+        assert output.path.is_relative_to(tmp_path)
         model.config.save_pretrained(output.path)
         for name, tensor in model.state_dict().items():
             output.add(name, tensor)
@@ -129,7 +132,7 @@ def test_failure_keeps_the_old_folder(tmp_path):
     assert os.listdir(tmp_path) == ["out"]
 
 
-@pytest.mark.parametrize("step", ["save_file", "sync", "replace_folder"])
+@pytest.mark.parametrize("step", ["write_tensors", "sync", "replace_folder"])
 def test_full_disk_leaves_nothing(tmp_path, monkeypatch, step, one_line):
     def fail(*arguments, **options):
         raise OSError(28, "No space left on device")
@@ -166,7 +169,7 @@ def test_old_folder_returns_if_the_new_one_cannot_be_put_in_place(tmp_path, monk
     rename = Path.rename
 
     def fail_for_new(self, target):
-        if ".partial-" in self.name:
+        if self.name == "model":
             raise OSError(5, "Input/output error")
         return rename(self, target)
 
@@ -227,22 +230,168 @@ def test_unwritable(tmp_path, error_of):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_killed_process_leaves_no_folder_and_the_next_one_cleans_up(tmp_path):
+def killed(out: Path) -> Path:
+    """What a process that was killed while it wrote `out` has left."""
+    context = get_context("fork")  # a new interpreter would take seconds to import torch
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=write_until_killed, args=(out, sender))
+    process.start()
+    sender.close()
+    try:
+        assert receiver.recv() == "written"
+        partial = out.parent / f".{out.name}.partial"
+        assert (partial / "model" / "model-shard-00001.safetensors").is_file()
+        with pytest.raises(OutputError, match="another process is writing"):  # it lives
+            write(out)
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
+    assert process.exitcode == -signal.SIGKILL
+    return partial
+
+
+def test_killed_process_leaves_no_folder_and_the_next_one_finds_its_journal(tmp_path, error_of):
     out = tmp_path / "out"
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(out)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "written\n"
-    partial = tmp_path / f".out.partial-{process.pid}"
-    assert (partial / "model-shard-00001.safetensors").is_file()
+    partial = killed(out)
     write(tmp_path / "other")
-    with OutputFolder(out, source=None):
-        assert partial.is_dir()  # its process lives
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    assert sorted(os.listdir(tmp_path)) == [partial.name, "other", "out"]
-    write(out, 2.0, overwrite=True)
+    assert sorted(os.listdir(tmp_path)) == [partial.name, "other"]
+    (tmp_path / "other").rename(out)
+    assert "already exists" in error_of(out)  # a forgotten --overwrite costs nothing
+    with pytest.raises(ValueError, match="mistyped"), OutputFolder(out, source=None, overwrite=True):
+        raise ValueError("mistyped")
+    assert sorted(os.listdir(partial)) == ["journal", "lock"]
+    with OutputFolder(out, source=None, overwrite=True) as output:
+        assert os.listdir(output.path) == []  # the half-written weights are gone
+        journal = output.journal({"key": 1})
+        assert (journal.resumed_from, journal.discarded) == ("layer 1", None)
+        assert journal.load("layer 0")[1] == {"step": "layer 0"}
+        output.add("a", torch.full((4, 4), 3.0))
+    assert value_at(out) == 3.0
+    assert os.listdir(out) == ["model.safetensors"]
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def interrupt(out: Path, failure: type[BaseException], steps: int) -> BaseException:
+    """What comes out of a block that saves some steps and is then interrupted by `failure`."""
+
+    def work() -> None:
+        with OutputFolder(out, source=None, max_shard_bytes=1) as output:
+            output.add("a", torch.ones(4))
+            output.add("b", torch.ones(4))
+            journal = output.journal({"key": 0})
+            for step in range(steps):
+                journal.save(f"layer {step}", {"x": torch.ones(2)})
+            raise failure
+
+    with pytest.raises(failure) as error:
+        work()
+    return error.value
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_keeps_the_journal(tmp_path, failure):
+    out = tmp_path / "x" / "out"
+    error = interrupt(out, failure, steps=2)
+    assert error.__notes__ == ["what is finished is kept: run the same command again to resume"]
+    assert sorted(os.listdir(out.parent / ".out.partial")) == ["journal", "lock"]
+    with OutputFolder(out, source=None) as output:
+        assert output.journal({"key": 0}).resumed_from == "layer 1"
+    assert os.listdir(out.parent) == ["out"]
+
+
+def test_an_interrupt_before_the_first_step_leaves_nothing(tmp_path):
+    error = interrupt(tmp_path / "x" / "out", KeyboardInterrupt, steps=0)
+    assert getattr(error, "__notes__", []) == []
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("failure", [ValueError, OutputError])
+def test_an_error_removes_the_journal(tmp_path, failure):
+    interrupt(tmp_path / "x" / "out", failure, steps=2)
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_journal_of_other_work_is_thrown_away(tmp_path):
+    interrupt(tmp_path / "out", KeyboardInterrupt, steps=2)
+    with OutputFolder(tmp_path / "out", source=None) as output:
+        journal = output.journal({"key": 1})
+        assert (journal.entries, journal.discarded) == ((), "it was made with another key")
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_an_interrupt_at_the_end_keeps_the_journal(tmp_path, monkeypatch):
+    def fail(file, tensors):
+        raise KeyboardInterrupt
+
+    output = OutputFolder(tmp_path / "out", source=None)
+    output.__enter__()
+    output.journal({}).save("layer 0", {})
+    output.add("a", torch.ones(4))
+    with monkeypatch.context() as patched:
+        patched.setattr("kvfold.checkpoint.output.write_tensors", fail)
+        with pytest.raises(KeyboardInterrupt):
+            output.__exit__(None, None, None)
+    assert sorted(os.listdir(tmp_path / ".out.partial")) == ["journal", "lock"]
+    write(tmp_path / "out")  # asks for no journal: none stays
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_killed_just_after_the_end(tmp_path, monkeypatch):
+    """The folder is in place, the old one and what was the journal are not yet removed."""
+    out = tmp_path / "out"
+    write(out, 1.0)
+    with monkeypatch.context() as patched:
+        patched.setattr("kvfold.checkpoint.workplace.Workplace.release", lambda *_, **__: None)
+        patched.setattr("kvfold.checkpoint.renaming.shutil.rmtree", lambda *_, **__: None)
+        with OutputFolder(out, source=None, overwrite=True) as output:
+            output.journal({}).save("layer 0", {})
+            output.add("a", torch.full((4, 4), 2.0))
+        place = output._place
+    assert sorted(os.listdir(tmp_path / ".out.partial")) == ["done", "lock", "model"]
+    assert value_at(out) == 2.0
+    place._unlock()  # as the kernel does
+    with pytest.raises(OutputError, match="already exists"):
+        write(out)
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_one_writer_at_a_time(tmp_path, error_of):
+    out = tmp_path / "out"
+    with OutputFolder(out, source=None) as output:
+        output.add("a", torch.full((4, 4), 1.0))
+        assert error_of(out) == (
+            f"another process is writing {out} at this moment; wait for it, or give another folder"
+        )
+        assert output.path.is_dir()
+        write(tmp_path / "other")
+    assert value_at(out) == 1.0
     assert sorted(os.listdir(tmp_path)) == ["other", "out"]
+
+
+def test_the_lock_of_a_writer_that_is_just_leaving_keeps_out(tmp_path, monkeypatch, error_of):
+    def unlink_and_lock(descriptor, operation):
+        (tmp_path / ".out.partial" / "lock").unlink()
+
+    monkeypatch.setattr("kvfold.checkpoint.workplace.fcntl.flock", unlink_and_lock)
+    assert "another process is writing" in error_of(tmp_path / "out")
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch, error_of):
+    def refuse(descriptor, operation):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("kvfold.checkpoint.workplace.fcntl.flock", refuse)
+    message = error_of(tmp_path / "out")
+    assert "cannot lock" in message
+    assert message.endswith("Function not implemented; give an output folder on another file system")
+
+
+def test_what_is_not_its_own_stays(tmp_path):
+    (tmp_path / ".out.partial").mkdir()
+    (tmp_path / ".out.partial" / "thesis.tex").write_text("")
+    write(tmp_path / "out")
+    assert os.listdir(tmp_path / ".out.partial") == ["thesis.tex"]
 
 
 def test_cleans_up_only_what_is_its_own(tmp_path):

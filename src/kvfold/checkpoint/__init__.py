@@ -3,6 +3,7 @@
 from kvfold.checkpoint.base import Checkpoint, check_finite, is_finite
 from kvfold.checkpoint.expected import model_on_meta
 from kvfold.checkpoint.gguf_file import GgufCheckpoint
+from kvfold.checkpoint.journal import Journal
 from kvfold.checkpoint.opening import open_checkpoint
 from kvfold.checkpoint.output import OutputFolder, refuse_other_content
 from kvfold.checkpoint.safetensors_folder import SafetensorsCheckpoint
@@ -12,6 +13,7 @@ from kvfold.checkpoint.writing import write_json, write_text
 __all__ = [
     "Checkpoint",
     "GgufCheckpoint",
+    "Journal",
     "OutputFolder",
     "SafetensorsCheckpoint",
     "check_finite",

@@ -107,6 +107,16 @@ class Checkpoint(ABC):
         """Bytes of all tensors as stored."""
 
     @abstractmethod
+    def fingerprint(self) -> str:
+        """A hash that changes when the weights, the config or the tokenizer are replaced, wherever they lie.
+
+        Quick: of large files it covers size, time of change and samples.
+
+        Raises:
+            CheckpointError: a file cannot be read.
+        """
+
+    @abstractmethod
     def _load(self, name: str) -> Tensor:
         """The tensor `name`, known to exist, in memory of its own."""
 

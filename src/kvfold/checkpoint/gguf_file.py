@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from kvfold.checkpoint.base import Checkpoint
 from kvfold.checkpoint.configs import CONFIG_ERRORS
 from kvfold.checkpoint.expected import shapes_of_config
+from kvfold.checkpoint.fingerprint import fingerprint
 from kvfold.checkpoint.reasons import reason
 from kvfold.errors import CheckpointError, UnsupportedModelError
 
@@ -62,6 +63,9 @@ class GgufCheckpoint(Checkpoint):
     def nbytes(self) -> int:
         """Bytes of all tensors as stored, that is quantised."""
         return sum(int(tensor.n_bytes) for tensor in self._stored.values())
+
+    def fingerprint(self) -> str:
+        return fingerprint([self.path], repr(self._shapes))
 
     def load_tokenizer(self) -> PreTrainedTokenizerFast:
         """The tokenizer that the file carries.

@@ -1,20 +1,24 @@
 """The folder of a new model: built beside its place under a temporary name, renamed when it is complete."""
 
-import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from jaxtyping import Shaped
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
+from kvfold.checkpoint.journal import Journal
 from kvfold.checkpoint.reasons import reason
-from kvfold.checkpoint.renaming import clean_up_after_dead, partial_folder, replace_folder, sync
+from kvfold.checkpoint.renaming import clean_up_after_dead, replace_folder, sync
 from kvfold.checkpoint.safetensors_folder import INDEX_FILE, WEIGHTS_FILE
+from kvfold.checkpoint.tensor_file import owned, write_tensors
+from kvfold.checkpoint.workplace import Workplace
 from kvfold.checkpoint.writing import write_json
 from kvfold.errors import OutputError
+
+RESUME_NOTE = "what is finished is kept: run the same command again to resume"
 
 
 class OutputFolder:
@@ -22,8 +26,12 @@ class OutputFolder:
 
     Inside the `with` block, `path` is the temporary folder: put the config and other small files there, and give the
     weights to `add`. When the block ends, the weights' index is written and the folder renamed to `out`. When it
-    raises, Ctrl-C included, the temporary folder is removed. A killed process leaves the temporary folder, which the
-    next one with the same `out` removes; at `out` there is then the old folder or none.
+    raises, the temporary folder is removed. A killed process leaves the temporary folder, which the next one with the
+    same `out` removes; at `out` there is then the old folder or none.
+
+    A long run keeps what it has finished in `journal`. The journal goes with success and with an error; it outlives a
+    kill and Ctrl-C, and the next one with the same `out` and the same key finds it. It also outlives an error that
+    comes before `journal` is called: a mistyped option must not cost hours of work.
 
     Attributes:
         out: the resolved final place.
@@ -49,7 +57,9 @@ class OutputFolder:
             max_shard_bytes: size at which a weight file is closed; also the memory held by tensors that wait.
         """
         self.out = Path(out).expanduser().resolve()
-        self.path = partial_folder(self.out)
+        self._place = Workplace(self.out)
+        self._journal: Journal | None = None
+        self.path = self._place.model
         self._source = None if source is None else source.resolve()
         self._overwrite = overwrite
         self._marker = marker
@@ -64,19 +74,37 @@ class OutputFolder:
         """Check that the folder can be written, before anything expensive.
 
         Raises:
-            OutputError: `out` exists and `overwrite` is off, is a file, overlaps the source, or cannot be created.
+            OutputError: `out` exists and `overwrite` is off, is a file, overlaps the source, cannot be created, or is
+                being written by another process.
         """
         self._check_overlap()
         try:
             self._created_parents = [parent for parent in self.out.parents if not parent.exists()]
             self.out.parent.mkdir(parents=True, exist_ok=True)
+            self._place.acquire()
             clean_up_after_dead(self.out)
             self._check_existing()
-            self.path.mkdir()
+            self._place.begin()
         except OSError as error:
-            self._remove()
+            self._abandon(error)
             raise OutputError(f"cannot create {self.out}: {reason(error)}; give a place you can write to") from error
+        except BaseException as error:
+            self._abandon(error)
+            raise
         return self
+
+    def journal(self, key: Mapping[str, Any]) -> Journal:
+        """What earlier processes finished of the same work and were killed before its end; empty if there is nothing.
+
+        Args:
+            key: all that the work depends on, as JSON values. A journal with another key is thrown away.
+
+        Raises:
+            OutputError: a journal that must be thrown away cannot be removed.
+        """
+        assert self._journal is None
+        self._journal = Journal(self._place.journal, key)
+        return self._journal
 
     def add(self, name: str, tensor: Shaped[Tensor, "..."]) -> None:
         """Take over a tensor, which must not be changed afterwards; write a file when enough have come.
@@ -86,7 +114,7 @@ class OutputFolder:
         """
         assert name not in self._waiting
         assert all(name not in shard for shard in self._shards)
-        tensor = _owned(tensor)
+        tensor = owned(tensor)
         if self._waiting and self._waiting_bytes + tensor.nbytes > self._max_shard_bytes:
             self._write_shard()
         self._waiting[name] = tensor
@@ -97,16 +125,16 @@ class OutputFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Finish the folder, or remove it if the block raised."""
-        if kind is not None:
-            self._remove()
+        if error is not None:
+            self._abandon(error)
             return
         try:
             self._finish()
         except OSError as failure:
-            self._remove()
+            self._abandon(failure)
             raise OutputError(f"cannot write {self.out}: {reason(failure)}") from failure
-        except BaseException:
-            self._remove()
+        except BaseException as failure:
+            self._abandon(failure)
             raise
 
     def _check_overlap(self) -> None:
@@ -137,9 +165,7 @@ class OutputFolder:
     def _write_shard(self) -> None:
         file = self.path / _temporary_name(len(self._shards))
         try:
-            save_file(self._waiting, file, metadata={"format": "pt"})
-            file.chmod(self.path.stat().st_mode & 0o666)  # safetensors writes for the owner alone
-            sync(file)
+            write_tensors(file, self._waiting)
         except (OSError, SafetensorError) as error:
             raise OutputError(f"cannot write weights for {self.out}: {reason(error)}") from error
         self._shards.append(tuple(self._waiting))
@@ -157,8 +183,10 @@ class OutputFolder:
             sync(file)
         sync(self.path)
         self._check_existing()  # again, for a folder that another process has put there meanwhile
+        self._place.retire_journal()
         replace_folder(self.path, self.out)
         self.path = self.out
+        self._place.release(keep_journal=False)
 
     def _name_shards(self) -> None:
         weight_map = {}
@@ -168,8 +196,13 @@ class OutputFolder:
             weight_map |= dict.fromkeys(names, file)
         write_json(self.path / INDEX_FILE, {"metadata": {"total_size": self._total_bytes}, "weight_map": weight_map})
 
-    def _remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+    def _abandon(self, error: BaseException) -> None:
+        """Remove the folder. The journal stays if `error` is no error but Ctrl-C, or came before it was of use."""
+        interrupted = not isinstance(error, Exception)
+        keep_journal = self._place.has_journal() and (interrupted or self._journal is None)
+        self._place.release(keep_journal=keep_journal)
+        if keep_journal and interrupted:
+            error.add_note(RESUME_NOTE)
         for parent in self._created_parents:
             if parent.is_dir() and not any(parent.iterdir()):
                 parent.rmdir()
@@ -188,9 +221,3 @@ def refuse_other_content(folder: Path, marker: str) -> None:
 def _temporary_name(position: int) -> str:
     # The number of files, part of their final names, is known at the end only.
     return f"model-shard-{position + 1:05d}.safetensors"
-
-
-def _owned(tensor: Tensor) -> Tensor:
-    """The tensor on the CPU, contiguous and alone in its memory: views would keep all of their base alive."""
-    tensor = tensor.detach().cpu().contiguous()
-    return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor

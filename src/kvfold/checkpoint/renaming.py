@@ -10,11 +10,6 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
-def partial_folder(out: Path) -> Path:
-    """Where this process builds `out`: a hidden sibling that carries its process id."""
-    return out.parent / f".{out.name}.partial-{os.getpid()}"
-
-
 def replace_folder(new: Path, out: Path) -> None:
     """Rename `new` to `out`; a folder that is already there is replaced by it and removed."""
     if not out.exists():
@@ -36,7 +31,7 @@ def replace_folder(new: Path, out: Path) -> None:
 
 def clean_up_after_dead(out: Path) -> None:
     """Remove what killed processes left beside `out`; put back an old folder that one had moved aside."""
-    for partial in _left_by_dead(out, "partial"):
+    for partial in _left_by_dead(out, "partial"):  # earlier versions built in a folder per process
         shutil.rmtree(partial, ignore_errors=True)
     for old in _left_by_dead(out, "old"):
         if out.exists():

@@ -14,8 +14,10 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFas
 from kvfold.checkpoint.base import Checkpoint
 from kvfold.checkpoint.configs import read_config, read_generation_config, read_object
 from kvfold.checkpoint.expected import model_on_meta
+from kvfold.checkpoint.fingerprint import fingerprint
 from kvfold.checkpoint.reasons import reason
 from kvfold.checkpoint.source import PICKLE_REFUSAL, PICKLE_SUFFIXES
+from kvfold.checkpoint.tensor_file import read_tensor
 from kvfold.errors import CheckpointError, UnsupportedModelError
 
 WEIGHTS_FILE = "model.safetensors"
@@ -35,6 +37,7 @@ _DTYPES = {
 }
 _OUTPUT_LAYER = "lm_head.weight"
 _ROWS = 4096
+_SMALL_FILES = (".json", ".jinja", ".model", ".txt")  # configs, tokenizers, chat templates
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -91,6 +94,11 @@ class SafetensorsCheckpoint(Checkpoint):
         """Bytes of all tensors as stored."""
         return sum(tensor.nbytes() for tensor in self._stored.values())
 
+    def fingerprint(self) -> str:
+        shards = {tensor.file for tensor in self._stored.values()}
+        small = (path for path in self.path.iterdir() if path.suffix in _SMALL_FILES and path.is_file())
+        return fingerprint(sorted({*shards, *small}), repr(self._shapes))
+
     def load_tokenizer(self) -> PreTrainedTokenizerFast:
         """The tokenizer in the folder.
 
@@ -107,12 +115,9 @@ class SafetensorsCheckpoint(Checkpoint):
             raise CheckpointError(f"the tokenizer in {self.path} cannot be loaded: {reason(error)}") from error
 
     def _load(self, name: str) -> Tensor:
-        # Opening a file maps all of it. It is opened anew for each tensor and the tensor copied out, because pages
-        # of an open mapping count as this process's memory, and over a whole shard they would add up.
         file = self._stored[name].file
         try:
-            with safe_open(file, framework="pt") as shard:
-                return shard.get_tensor(name).clone()
+            return read_tensor(file, name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"cannot read tensor {name!r} from {file}: {reason(error)}") from error
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from jsonargparse import ArgumentError, Namespace
 
-from kvfold.cli import convert, demo, evaluate, generate, inspect, verify
+from kvfold.cli import convert, demo, evaluate, generate, inspect, plan, verify
 from kvfold.cli.command import Command
 from kvfold.cli.mistakes import one_line
 from kvfold.cli.progress import Reporter
@@ -19,6 +19,7 @@ from kvfold.registry import lookup
 
 COMMANDS: dict[str, Command] = {
     "inspect": inspect.COMMAND,
+    "plan": plan.COMMAND,
     "convert": convert.COMMAND,
     "verify": verify.COMMAND,
     "evaluate": evaluate.COMMAND,
@@ -36,8 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KvfoldError as error:
         print(f"kvfold: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("kvfold: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        notes = getattr(interrupt, "__notes__", [])  # how to go on, where something is kept
+        print("; ".join(["kvfold: interrupted", *notes]), file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
