@@ -129,11 +129,34 @@ def test_evaluation(capsys):
         "cache_elements_per_token_and_layer": 384.0,
         "cache_bytes_per_token": 46080.0,
         "tokens_per_second": 21.5,
+        "tasks": None,
     }
     tables.show_evaluation(result)
     out = capsys.readouterr().out
     for text in ("29.98", "4 windows of 512 tokens of novel.txt", "384 elements per layer, 45.0 KiB", "21.5 tokens/s"):
         assert text in out
+    assert "acc_norm" not in out
+
+
+def test_evaluation_on_tasks_alone(capsys):
+    piqa = {"items": 1838, "accuracy": 0.68, "acc_norm": 0.7, "score": 0.7, "standard_error": 0.0107}
+    lone = {"items": 1, "accuracy": 1.0, "acc_norm": None, "score": 1.0, "standard_error": None}
+    result = {
+        "model": "smollm2",
+        "text": None,
+        "dtype": "float32",
+        "perplexity": None,
+        "cache_elements_per_token_and_layer": 384.0,
+        "cache_bytes_per_token": 46080.0,
+        "tasks": {"tasks": {"piqa": piqa, "lone": lone}, "average": 0.85, "average_standard_error": None},
+    }
+    tables.show_evaluation(result)
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines]
+    assert ["piqa", "1,838", "68.00", "70.00", "70.00", "1.07"] in rows
+    assert ["lone", "1", "100.00", "–", "100.00", "–"] in rows
+    assert ["average", "–", "–", "85.00", "–"] in rows
+    assert not any("perplexity" in line for line in lines)
 
 
 def test_demo(capsys, results):
@@ -141,4 +164,18 @@ def test_demo(capsys, results):
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split()[-7:] == ["120", "7,200", "31.25", "120.00", "(4.00x)", "24", "(1.20x)"] for line in lines)
     assert any(line.split()[-2:] == ["–", "(–)"] for line in lines)
+    assert max(map(len, lines)) <= 100
+
+
+def test_tradeoff(capsys, tradeoff):
+    tables.show_tradeoff(tradeoff)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Trade-off of tiny <model>"
+    assert any(line.split() == ["windows", "4"] for line in lines)
+    rows = [line.split() for line in lines if "bf16" in line or "int" in line]
+    assert rows[0] == ["original", "bf16", "–", "–", "1,000", "100.00", "–", "20.00", "(1.00x)"]
+    assert ["mixed", "int4", "8", "24", "40", "4.00", "132.00", "(6.60x)", "–"] == rows[-1]
+    assert len(rows) == 1 + len(tradeoff["points"])
+    sizes = [int(row[-5 if row[-1] == "–" or row[-3] == "–" else -6].replace(",", "")) for row in rows]
+    assert sizes == sorted(sizes, reverse=True)
     assert max(map(len, lines)) <= 100

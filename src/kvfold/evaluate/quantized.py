@@ -1,8 +1,9 @@
-"""Quantised caches of the original model: the baseline that any smaller cache has to be held against."""
+"""Quantised caches: of the original, the baseline that any smaller cache has to be held against, and of conversions."""
 
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import torch
@@ -14,42 +15,75 @@ from transformers.cache_utils import Cache, DynamicLayer, QuantizedCache
 from kvfold.errors import OptionError
 from kvfold.registry import lookup
 
+GROUP_SIZE = 32
+"""Elements that share a scale and a minimum, at most."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """Codes of `bits` each, packed into bytes along the last dim, with one 16-bit scale and minimum per group."""
+    """Codes of `bits` each, packed into bytes along the last dim, with one 16-bit scale and minimum per group.
+
+    `dim` is the width of what was packed: the last byte and the last group may have room for more.
+    """
 
     codes: UInt8[Tensor, "*batch bytes"]
     scale: Float[Tensor, "*batch groups 1"]
     minimum: Float[Tensor, "*batch groups 1"]
+    dim: int
 
 
 def pack(x: Float[Tensor, "*batch dim"], *, bits: int, group_size: int) -> Packed:
-    """Asymmetric round-to-nearest quantisation of groups of `group_size` neighbours in the last dim.
+    """Asymmetric round-to-nearest quantisation of groups of up to `group_size` neighbours in the last dim.
+
+    The groups are as few and as equal as possible: `n = ceil(dim / group_size)` of `ceil(dim / n)` elements, the last
+    one perhaps shorter. A latent of 97 with groups of up to 32 has three of 25 and one of 22.
 
     `code = round((x - minimum) / scale)` with `scale = (maximum - minimum) / (2^bits - 1)`; scale and minimum are
     rounded to bfloat16 first, so that the codes make up for their rounding.
     """
-    groups = x.float().unflatten(-1, (-1, group_size))
+    dim = x.shape[-1]
+    # Filled up with its last value, the last group keeps its range.
+    groups = _grouped_elements(x.float(), ceil(dim / group_size))
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     top = 2**bits - 1
     minimum = low.bfloat16()
     # A group of equal values has no range; any scale then stores it exactly.
     scale = ((high - minimum.float()) / top).clamp_min(torch.finfo(torch.bfloat16).tiny).bfloat16()
     codes = ((groups - minimum.float()) / scale.float()).round_().clamp_(0, top).to(torch.uint8).flatten(-2)
+    per_byte = 8 // bits
+    codes = _filled(codes[..., :dim], ceil(dim / per_byte) * per_byte)
     # A byte holds elements that are far apart, not neighbours: whole slices are shifted at once, which is much faster.
-    first, *others = codes.chunk(8 // bits, dim=-1)
+    first, *others = codes.chunk(per_byte, dim=-1)
     packed = first.clone()
     for position, part in enumerate(others, start=1):
         packed |= part << (bits * position)
-    return Packed(codes=packed, scale=scale, minimum=minimum)
+    return Packed(codes=packed, scale=scale, minimum=minimum, dim=dim)
 
 
 def unpack(packed: Packed, *, bits: int, dtype: torch.dtype) -> Float[Tensor, "*batch dim"]:
     """The values that `packed` stands for."""
     parts = [(packed.codes >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
-    groups = torch.cat(parts, dim=-1).unflatten(-1, (packed.scale.shape[-2], -1)).float()
-    return groups.mul_(packed.scale.float()).add_(packed.minimum.float()).flatten(-2).to(dtype)
+    codes = torch.cat(parts, dim=-1)[..., : packed.dim]
+    groups = _grouped_elements(codes, packed.scale.shape[-2]).float()
+    values = groups.mul_(packed.scale.float()).add_(packed.minimum.float()).flatten(-2)
+    return values[..., : packed.dim].to(dtype)
+
+
+def packed_bytes(dim: int, *, bits: int, group_size: int = GROUP_SIZE) -> int:
+    """Bytes that `pack` makes of a vector of `dim` elements: codes in whole bytes, and 4 bytes for each group."""
+    return ceil(dim * bits / 8) + 4 * ceil(dim / group_size)
+
+
+def _grouped_elements(x: Tensor, groups: int) -> Tensor:
+    """`x` (*batch, dim) as (*batch, groups, size), the last group filled up."""
+    size = ceil(x.shape[-1] / groups)
+    return _filled(x, groups * size).unflatten(-1, (groups, size))
+
+
+def _filled(x: Tensor, width: int) -> Tensor:
+    """`x` with its last element repeated until the last dim is `width`."""
+    missing = width - x.shape[-1]
+    return torch.cat((x, x[..., -1:].expand(*x.shape[:-1], missing)), dim=-1) if missing else x
 
 
 class GroupedLayer(DynamicLayer):
@@ -58,8 +92,8 @@ class GroupedLayer(DynamicLayer):
     transformers' own quantised layers differ in two ways that make them a poor yardstick: they requantise the whole
     history at every flush and let a token attend to unquantised neighbours of its own chunk. Here attention sees
     exactly what is stored. That is strict: with the newest 32 tokens exact, as those layers have them, the loss of int4
-    all but disappears on short windows. Groups run along the head dim, of the largest size up to `group_size` that
-    divides it.
+    all but disappears on short windows. Groups run along the last dim of each cached tensor, which may differ in width:
+    keys and values of a head, or the latent and the rotary key of a converted model.
     """
 
     is_croppable = False
@@ -83,17 +117,14 @@ class GroupedLayer(DynamicLayer):
     def _append(
         self, stored: tuple[Tensor, dict[str, Any]] | None, states: Tensor
     ) -> tuple[tuple[Tensor, dict[str, Any]], Tensor]:
-        dim = states.shape[-1]
-        if dim % (8 // self.bits):
-            raise OptionError(f"a head dim of {dim} cannot be packed at {self.bits} bits into whole bytes: use 8 bits.")
-        size = max(size for size in range(1, min(self.group_size, dim) + 1) if dim % size == 0)
-        new = pack(states, bits=self.bits, group_size=size)
+        new = pack(states, bits=self.bits, group_size=self.group_size)
         codes, scale, minimum = new.codes, new.scale, new.minimum
         if stored is not None:
             codes = torch.cat([stored[0], codes], dim=-2)
             scale = torch.cat([stored[1]["scale"], scale], dim=-3)
             minimum = torch.cat([stored[1]["minimum"], minimum], dim=-3)
-        values = unpack(Packed(codes=codes, scale=scale, minimum=minimum), bits=self.bits, dtype=states.dtype)
+        held = Packed(codes=codes, scale=scale, minimum=minimum, dim=new.dim)
+        values = unpack(held, bits=self.bits, dtype=states.dtype)
         return (codes, {"scale": scale, "minimum": minimum, "shape": values.shape}), values
 
     def get_seq_length(self) -> int:
@@ -106,18 +137,19 @@ class GroupedLayer(DynamicLayer):
 
 
 def quantized_cache_factory(
-    config: PreTrainedConfig, *, backend: str = "grouped", nbits: int = 4, q_group_size: int = 32
+    config: PreTrainedConfig, *, backend: str = "grouped", nbits: int = 4, q_group_size: int = GROUP_SIZE
 ) -> Callable[[], Cache]:
-    """A function that makes empty caches storing keys and values in `nbits` bits, in groups along the head dim.
+    """A function that makes empty caches storing what a model caches in `nbits` bits, in groups along the last dim.
 
-    With int4 codes and a 16-bit scale and minimum per group of 32, an element takes 5 bits: 31.25 % of bf16.
+    With a 16-bit scale and minimum per group of 32, an element takes 5 bits at int4 (31.25 % of bf16) and 9 at int8
+    (56.25 %).
 
     Args:
-        config: of the model that the cache is for.
+        config: of the model that the cache is for, original or converted.
         backend: `grouped` (kvfold's own, the default), or transformers' `hqq` or `quanto`, which keep scales in the
             dtype of the model (6 bits per element for a float32 one) and need the extra `quant`.
         nbits: 2, 4 or 8 (`hqq` also 1 and 3, `quanto` not 8).
-        q_group_size: elements that share a scale.
+        q_group_size: elements that share a scale; with the other backends it should divide the widths.
 
     Raises:
         OptionError: a size that does not fit the backend, or its package is missing.

@@ -67,15 +67,30 @@ def show_verification(result: Record) -> None:
 
 
 def show_evaluation(result: Record) -> None:
-    """Print perplexity, cache and speed of one model."""
-    facts = {
-        "perplexity": result["perplexity"],
-        "scored on": f"{result['windows']:,} windows of {result['context']:,} tokens of {result['text']}",
-        "cache per token": f"{number_text(result['cache_elements_per_token_and_layer'])} elements per layer, "
-        f"{bytes_text(result['cache_bytes_per_token'])} in all ({result['dtype']})",
-        "decode": f"{number_text(result['tokens_per_second'])} tokens/s (batch 1, {result['context']:,} tokens cached)",
-    }
-    _show(result["model"], _facts(facts))
+    """Print perplexity, cache, speed and benchmark scores of one model, as far as they were measured."""
+    facts = {}
+    if result["text"] is not None:
+        facts["perplexity"] = result["perplexity"]
+        facts["scored on"] = f"{result['windows']:,} windows of {result['context']:,} tokens of {result['text']}"
+    facts["cache per token"] = (
+        f"{number_text(result['cache_elements_per_token_and_layer'])} elements per layer, "
+        f"{bytes_text(result['cache_bytes_per_token'])} in all ({result['dtype']})"
+    )
+    if result["text"] is not None:
+        speed = f"{number_text(result['tokens_per_second'])} tokens/s"
+        facts["decode"] = f"{speed} (batch 1, {result['context']:,} tokens cached)"
+    _show(result["model"], _facts(facts), *([] if result["tasks"] is None else [_scores(result["tasks"])]))
+
+
+def _scores(result: Record) -> Table:
+    table = _table("task", *map(_right, ("items", "acc", "acc_norm", "score", "±")))
+    average = {"score": result["average"], "standard_error": result["average_standard_error"]}
+    for name, score in {**result["tasks"], "average": average}.items():
+        fractions = (score.get(key) for key in ("accuracy", "acc_norm", "score", "standard_error"))
+        cells = ("–" if value is None else f"{100 * value:.2f}" for value in fractions)
+        table.add_row(name, number_text(score["items"]) if "items" in score else "", *cells)
+    table.caption = "per cent; the score is acc_norm where there is one; ± standard error"
+    return table
 
 
 def show_demo(result: Record) -> None:
@@ -93,6 +108,30 @@ def show_demo(result: Record) -> None:
             f"{value_text('tokens_per_second', row['tokens_per_second'])} ({factor_text(row['decode_ratio'])})",
         )
     _show(f"{result['model']}, before and after", table)
+
+
+def show_tradeoff(result: Record) -> None:
+    """Print the original and the points of a trade-off (see `draw_tradeoff`), by falling size of the cache."""
+    base = result["original"]
+    original = {"name": "original", "cache": "bfloat16", "predicted_perplexity": None} | base
+    columns = ("rotary", "latent", "bytes", "%", "predicted", "measured")
+    table = _table("", "cache", *map(_right, columns))
+    table.caption = "cached bytes per token, % of the original's; perplexity, ratio to the original's"
+    for point in sorted((original, *result["points"]), key=lambda point: -point["bytes_per_token"]):
+        table.add_row(
+            point["name"],
+            point["cache"].replace("bfloat16", "bf16"),
+            value_text("", point.get("qk_rope_head_dim")),
+            value_text("", point.get("kv_lora_rank")),
+            number_text(point["bytes_per_token"]),
+            f"{100 * point['bytes_per_token'] / base['bytes_per_token']:.2f}",
+            *(_perplexity(point[key], base["perplexity"]) for key in ("predicted_perplexity", "perplexity")),
+        )
+    _show(f"Trade-off of {result['model']}", _facts(result["text"]), table)
+
+
+def _perplexity(value: float | None, original: float) -> str:
+    return "–" if value is None else f"{value:,.2f} ({factor_text(value / original)})"
 
 
 def _plan_tables(plan: Record) -> list[Table]:
