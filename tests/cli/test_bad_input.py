@@ -181,6 +181,20 @@ OPTIONS = {
     f"rotary dims {dims}": convert(*EXPLICIT, "--qk-rope-head-dim", dims, "--d-kv", "4", says=(f"got {dims}", "even"))
     for dims in ("3", "0", "-2")
 }
+OPTIONS |= {
+    "weights of no text": convert(
+        *("--cache-ratio", "0.5", "--calibration", "default", "sampled", "--calibration-weights", "1"),
+        says=("calibration_weights has 1 number", "calibration 2", "give one"),
+    ),
+    "a weight of zero": convert(
+        *("--cache-ratio", "0.5", "--calibration-weights", "0"),
+        says=("calibration_weights must be positive", "got 0.0"),
+    ),
+    "a text twice": convert(
+        *("--cache-ratio", "0.5", "--calibration", "default", "default"), says=("same text twice, 'default'", "once")
+    ),
+    "seed": convert("--cache-ratio", "0.5", "--seed", "-1", says=("seed must be between 0", "got -1")),
+}
 OPTIONS["rotary dims 10"] = convert(
     *EXPLICIT, "--qk-rope-head-dim", "10", "--d-kv", "4", says=("qk_rope_head_dim 10 exceeds the 8 rotary dims",)
 )
@@ -303,6 +317,10 @@ TEXTS = {
     "empty": convert(*CALIBRATE, damage=write("text.txt", " \n"), says=("{tmp}/text.txt is empty", "give a file")),
     "too short": convert(*CALIBRATE, damage=write("text.txt", "a b c"), says=("has 3 tokens, 16384", "give more text")),
     "binary": convert(*CALIBRATE, damage=write("text.txt", b"\x00\xff\x80"), says=("not UTF-8", "convert it")),
+    "NUL": convert(
+        *CALIBRATE, damage=write("text.txt", b"a\0b"), says=("text.txt is binary", "give a plain text file")
+    ),
+    "missing among others": convert(*CALIBRATE, "sampled", "default", says=("cannot read text file {tmp}/text.txt",)),
     "too short to evaluate": Case(
         argv=("evaluate", "{model}", "--text", "{tmp}/text.txt"),
         damage=write("text.txt", "a b c"),

@@ -56,7 +56,15 @@ def test_a_failed_verification(record, capsys):
 def test_evaluate(record, capsys):
     calls = record("kvfold.evaluate", "evaluate", result(perplexity=9.5))
     assert printed_json(capsys, "evaluate", "m", "--text", "t.txt", "--windows", "4") == {"perplexity": 9.5}
-    assert calls == [(("m", "t.txt"), {"context": 512, "windows": 4})]
+    tasks = {"tasks": (), "task_folder": None, "limit": None}
+    assert calls == [(("m", "t.txt"), {"context": 512, "windows": 4, **tasks})]
+
+
+def test_evaluate_tasks(record, capsys):
+    calls = record("kvfold.evaluate", "evaluate", result(perplexity=None))
+    printed_json(capsys, "evaluate", "m", "--tasks", "piqa", "mmlu", "--task-folder", "d", "--limit", "9")
+    tasks = {"tasks": ["piqa", "mmlu"], "task_folder": "d", "limit": 9}
+    assert calls == [(("m", None), {"context": 512, "windows": None, **tasks})]
 
 
 def test_generate_prints_the_text(record, capsys):

@@ -58,7 +58,11 @@ def test_every_flag_arrives_under_the_name_of_its_field(calls):
     flags = "--layout per_head --qk-rope-head-dim 8 --d-kv 32 --kv-lora-rank 96 --cache-ratio 0.5 --rope 2-norm"
     more = "--factorize svd_joint --calibration a.txt b.txt --calibration-tokens 4096 --dtype bfloat16"
     assert converted(
-        calls, *flags.split(), *more.split(), "--calibration-window", "256", "--lossless", "--overwrite"
+        calls,
+        *flags.split(),
+        *more.split(),
+        *("--calibration-window", "256", "--lossless", "--overwrite"),
+        *("--calibration-weights", "1", "0.5", "--seed", "3"),
     ) == {
         "layout": "per_head",
         "qk_rope_head_dim": 8,
@@ -68,8 +72,10 @@ def test_every_flag_arrives_under_the_name_of_its_field(calls):
         "rope": "2-norm",
         "factorize": "svd_joint",
         "calibration": ("a.txt", "b.txt"),
+        "calibration_weights": (1.0, 0.5),
         "calibration_tokens": 4096,
         "calibration_window": 256,
+        "seed": 3,
         "dtype": "bfloat16",
         "lossless": True,
         "overwrite": True,
@@ -108,6 +114,13 @@ def test_flags_win_over_the_recipe_wherever_they_stand(calls, tmp_path, flag_fir
         ("lossless: perhaps", "the recipe entry 'lossless' must be true or false, not 'perhaps'"),
         ("calibration: a.txt", "the recipe entry 'calibration' must be a list of texts, not 'a.txt'"),
         ("calibration: [1]", "the recipe entry 'calibration' must be a list of texts, not [1]"),
+        ("calibration: [1.5]", "the recipe entry 'calibration' must be a list of texts, not [1.5]"),
+        (
+            "calibration_weights: 3",
+            "a recipe entry that takes a list (calibration, calibration_weights) has a single value: write it in",
+        ),
+        ("calibration_weights: [1, a]", "--calibration-weights must be a number, not 'a'"),
+        ("seed: 1.5", "--seed must be a whole number, not '1.5'"),
         ("- 1", "the recipe must hold entries of the form `name: value`"),
         ("", "the recipe must hold entries of the form `name: value`"),
         ("a: [", "the recipe is not valid YAML: "),
@@ -145,5 +158,5 @@ def test_the_help_states_the_defaults_in_force():
 
     text = convert_help()
     options = ConvertOptions(lossless=True)
-    for value in (options.layout, options.calibration_tokens, options.calibration_window):
+    for value in (options.layout, options.calibration_tokens, options.calibration_window, options.seed):
         assert f"(default: {value})" in text

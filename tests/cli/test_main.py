@@ -62,7 +62,8 @@ def test_version(capsys):
         (["conver"], "unknown command 'conver'. Did you mean 'convert'?"),
         (["--frobnicate"], "unknown option '--frobnicate'. See kvfold --help"),
         (["convert", "model"], "missing OUT. See kvfold convert --help"),
-        (["evaluate", "model"], "missing --text. See kvfold evaluate --help"),
+        (["evaluate", "model"], "missing --text or --tasks. See kvfold evaluate --help"),
+        (["evaluate", "model", "--text", "t", "--limit", "5"], "--limit needs --tasks: name the tasks to score."),
         (["convert", "m", "o", "--cache-ratio", "x"], "--cache-ratio must be a number, not 'x'"),
         (["convert", "m", "o", "--d-kv", "1.5"], "--d-kv must be a whole number, not '1.5'"),
         (
@@ -103,6 +104,17 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
     replaced(monkeypatch, "inspect", run)
     assert cli.main(["inspect", "model"]) == 130
     assert capsys.readouterr() == ("", "kvfold: interrupted\n")
+
+
+def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
+    def run(options, progress):
+        interrupt = KeyboardInterrupt()
+        interrupt.add_note("run it again")
+        raise interrupt
+
+    replaced(monkeypatch, "inspect", run)
+    assert cli.main(["inspect", "model"]) == 130
+    assert capsys.readouterr() == ("", "kvfold: interrupted; run it again\n")
 
 
 def test_json_is_all_that_stdout_gets(monkeypatch, capsys):

@@ -12,6 +12,7 @@ from kvfold.convert.options import ConvertOptions, resolve_budget
 from kvfold.convert.plan import make_plan
 from kvfold.errors import BudgetError, OptionError, UnknownNameError
 from kvfold.families import FAMILIES
+from kvfold.texts import CALIBRATION
 
 SMOLLM = LlamaConfig(
     vocab_size=49152,
@@ -96,6 +97,10 @@ def test_recipe_round_trip():
     assert ConvertOptions.from_dict(options.to_dict()) == options
     assert ConvertOptions.from_dict({"lossless": True, "calibration": ["a", "b"]}).calibration == ("a", "b")
     assert ConvertOptions.from_dict({"lossless": True, "calibration": Path("a.txt")}).calibration == ("a.txt",)
+    weighted = ConvertOptions.from_dict({"lossless": True, "calibration": ["a", "b"], "calibration_weights": [1, 2]})
+    assert weighted.weights == (1.0, 2.0)
+    assert ConvertOptions.from_dict({"lossless": True, "calibration_weights": 3}).weights == (3.0,)
+    assert ConvertOptions(lossless=True, calibration=("default", "sampled")).weights == (1.0, 1.0)
 
 
 EXPLICIT = {"qk_rope_head_dim": 8, "kv_lora_rank": 96}
@@ -145,6 +150,45 @@ OPTION_MISTAKES = {
         OptionError,
         "calibration_window must be 16 tokens or more, got 4.",
     ),
+    "seed": ({"cache_ratio": 0.5, "seed": -1}, OptionError, "seed must be between 0 and 4294967295, got -1."),
+    "no text": (
+        {"cache_ratio": 0.5, "calibration": ()},
+        OptionError,
+        "calibration is empty: name default, sampled or text files, or set calibration_tokens to 0.",
+    ),
+    "one text twice": (
+        {"cache_ratio": 0.5, "calibration": ("sampled", "a.txt", "sampled")},
+        OptionError,
+        "calibration has the same text twice, 'sampled': name it once, with a larger weight.",
+    ),
+    "one text by two names": (
+        {"cache_ratio": 0.5, "calibration": ("b/../a.txt", "./a.txt")},
+        OptionError,
+        "calibration has the same text twice, 'b/../a.txt' and './a.txt': name it once",
+    ),
+    "the shipped text by two names": (
+        {"cache_ratio": 0.5, "calibration": (str(CALIBRATION), "default")},
+        OptionError,
+        "calibration.txt' and 'default': name it once",
+    ),
+    "a weight too few": (
+        {"cache_ratio": 0.5, "calibration": ("default", "a.txt"), "calibration_weights": (1.0,)},
+        OptionError,
+        "calibration_weights has 1 number(s), calibration 2 entry(s): give one number for each.",
+    ),
+    "fewer windows than texts": (
+        {"cache_ratio": 0.5, "calibration": ("default", "a.txt", "b.txt"), "calibration_tokens": 1024},
+        OptionError,
+        "1024 calibration_tokens are fewer than one window of 512 for each of the 3 calibration entries: raise them to "
+        "1536, or lower calibration_window.",
+    ),
+} | {
+    f"a weight of {weight}": (
+        {"cache_ratio": 0.5, "calibration": ("default", "a.txt"), "calibration_weights": (1.0, weight)},
+        OptionError,
+        f"calibration_weights must be positive, finite numbers, got {weight}.",
+    )
+    for weight in (0.0, -1.0, float("nan"), float("inf"))
 }
 
 

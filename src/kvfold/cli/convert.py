@@ -16,8 +16,10 @@ METHOD_OPTIONS = (
     "rope",
     "factorize",
     "calibration",
+    "calibration_weights",
     "calibration_tokens",
     "calibration_window",
+    "seed",
     "lossless",
     "dtype",
 )
@@ -32,6 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     _add_budget(parser)
     _add_method(parser)
+    _add_calibration(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
         "--dtype", type=str, metavar="T", help="float32, bfloat16 or float16 (default: as the checkpoint)"
@@ -83,21 +86,34 @@ def _add_method(parser: ArgumentParser) -> None:
         help="low rank of unrotated keys and values: svd_joint, svd_split, svd_whitened "
         "(default: svd_whitened, or svd_joint where nothing is calibrated)",
     )
-    method.add_argument(
+
+
+def _add_calibration(parser: ArgumentParser) -> None:
+    calibration = parser.add_argument_group("calibration")
+    calibration.add_argument(
         "--calibration",
         nargs="+",
-        metavar="FILE",
-        help="plain text files to calibrate on (default: the text shipped in the package)",
+        metavar="TEXT",
+        help="what to calibrate on, any of: default (the broad text shipped in the package), sampled (by the model "
+        "itself; takes memory for all of it), paths of plain text files (default: default)",
     )
-    method.add_argument(
+    calibration.add_argument(
+        "--calibration-weights",
+        nargs="+",
+        type=float,
+        metavar="F",
+        help="one positive number for each of them, its share of the tokens (default: all alike)",
+    )
+    calibration.add_argument(
         "--calibration-tokens",
         type=int,
         metavar="N",
-        help="tokens to calibrate on; 0 uses the weights alone (default: 16384)",
+        help="tokens to calibrate on, all texts together; 0 uses the weights alone (default: 16384)",
     )
-    method.add_argument(
+    calibration.add_argument(
         "--calibration-window", type=int, metavar="N", help="tokens per calibration sequence (default: 512)"
     )
+    calibration.add_argument("--seed", type=int, metavar="N", help="of everything drawn at random (default: 0)")
 
 
 def run(options: Namespace, progress: Progress) -> Result:

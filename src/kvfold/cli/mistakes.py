@@ -6,12 +6,13 @@ import re
 from jsonargparse import ArgumentParser
 
 _MISSING = re.compile(r"the following arguments are required: (.*)")
-_WRONG_TYPE = re.compile(r"Parser key \"(\w+)\": Expected an? <class '(\w+)'>\. Got value: (.*)")
+_WRONG_TYPE = re.compile(r"Parser key \"(\w+)\"(?: element \d+)?: Expected an? <class '(\w+)'>\. Got value: (.*)")
 _UNKNOWN_ENTRY = re.compile(r"(?:Key|Option) '([^']+)' is not (?:accepted|expected)")
 _UNKNOWN_ARGUMENT = re.compile(r"unrecognized arguments: (\S+)")
 _BAD_RECIPE = re.compile(r"Parser key \"config\": (.*)")
 _BAD_YAML = re.compile(r"Problems parsing config: (.*)")
 _NO_MAPPING = re.compile(r"Unexpected config:")
+_NO_LIST = re.compile(r"'\w+' object is not iterable")
 _KINDS = {"int": "a whole number", "float": "a number", "str": "a text"}
 
 
@@ -39,6 +40,9 @@ def one_line(message: str, parser: ArgumentParser) -> str:
         return f"the recipe is not valid YAML: {bad[1]}"
     if _NO_MAPPING.search(message):
         return "the recipe must hold entries of the form `name: value`, and at least one"
+    if _NO_LIST.search(message):
+        lists = ", ".join(action.dest for action in parser._actions if action.nargs == "+")
+        return f"a recipe entry that takes a list ({lists}) has a single value: write it in square brackets"
     return f"{message.rstrip('. ')}. See {parser.prog} --help"
 
 

@@ -1,5 +1,7 @@
 """What a recipe (`--config FILE`) needs beyond the parser: flags win over it, and all its values are checked."""
 
+from argparse import _StoreAction
+
 from jsonargparse import ArgumentParser, Namespace
 
 from kvfold.errors import OptionError
@@ -19,7 +21,7 @@ def recipe_first(argv: list[str]) -> list[str]:
 
 
 def check_values(options: Namespace, parser: ArgumentParser) -> None:
-    """Check what the parser takes from a recipe as it is: switches and lists.
+    """Check what the parser takes from a recipe as it is: switches and lists of texts.
 
     Raises:
         OptionError: a switch that is not true or false, or a list that is not a list of texts.
@@ -29,5 +31,6 @@ def check_values(options: Namespace, parser: ArgumentParser) -> None:
         if action.nargs == 0 and action.default is False and not isinstance(value, bool):
             raise OptionError(f"the recipe entry {action.dest!r} must be true or false, not {value!r}")
         texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
-        if action.nargs == "+" and value is not None and not texts:
+        # A list with a type is another action of the parser, which checks its items.
+        if action.nargs == "+" and isinstance(action, _StoreAction) and value is not None and not texts:
             raise OptionError(f"the recipe entry {action.dest!r} must be a list of texts, not {value!r}")

@@ -9,35 +9,16 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from kvfold.attention import Attention
 from kvfold.checkpoint import Checkpoint
 from kvfold.convert.statistics import LayerStatistics, StatisticsAccumulator
 from kvfold.convert.weights import LayerWeights
 from kvfold.families import Family
-from kvfold.texts import CALIBRATION, check_vocabulary, read_text, token_ids
+from kvfold.texts import check_vocabulary
 
 BATCH_TOKENS = 2048
-
-
-def calibration_ids(
-    tokenizer: PreTrainedTokenizerBase, files: tuple[str, ...], tokens: int, window: int
-) -> Int[Tensor, "W T"]:
-    """Token windows for calibration: equal shares of the files, evenly spread over each.
-
-    Raises:
-        TextError: a file is missing or empty, or all are too short for `tokens`.
-    """
-    sources = files or (str(CALIBRATION),)
-    wanted = -(-tokens // window)
-    chosen: list[Tensor] = []
-    for position, source in enumerate(sources):
-        share = wanted // len(sources) + (position < wanted % len(sources))
-        ids = token_ids(tokenizer, read_text(source), minimum=share * window, name=f"the calibration text {source!r}")
-        windows = ids[: len(ids) // window * window].view(-1, window)
-        chosen.append(windows[torch.arange(share) * len(windows) // max(share, 1)])
-    return torch.cat(chosen)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,8 @@ def _recipe(options: ConvertOptions) -> str:
     """The options with every default spelt out, so that a later kvfold with other defaults does the same."""
     lines = ["# kvfold convert MODEL OUT --config recipe.yaml"]
     chosen = options.to_dict() | {"rope": options.rope_strategy, "factorize": options.factorization}
+    if len(options.calibration) > 1:
+        chosen["calibration_weights"] = options.weights
     for key, value in chosen.items():
         if value is None or value == ():
             continue

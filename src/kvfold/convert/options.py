@@ -1,7 +1,8 @@
 """What a user may ask of a conversion, and the shapes it comes to for one model."""
 
 from dataclasses import asdict, dataclass, fields
-from math import ceil
+from math import ceil, inf
+from os.path import realpath
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ from kvfold.convert.factorize import FACTORIZATIONS, NEEDS_CALIBRATION
 from kvfold.convert.rotary import LAYOUTS
 from kvfold.errors import BudgetError, OptionError
 from kvfold.registry import lookup
+from kvfold.texts import CALIBRATION
+
+DEFAULT_TEXT = "default"
+SAMPLED_TEXT = "sampled"
+"""The calibration entries that are no files: the shipped text, and text sampled from the model itself."""
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -28,9 +34,13 @@ class ConvertOptions:
         d_kv: latent rank per KV head (MHA2MLA's notation), R = G d_kv.
         rope: which rotary components stay; None takes the layout's default, `full` with `lossless`.
         factorize: low-rank method; None takes `svd_whitened`, or `svd_joint` when nothing is calibrated.
-        calibration: text files; empty takes the text shipped with kvfold.
-        calibration_tokens: tokens to calibrate on; 0 uses the weights alone.
+        calibration: what to calibrate on: `default` (the broad text shipped with kvfold), `sampled` (text sampled from
+            the model itself, which takes memory for all of it) and paths of text files.
+        calibration_weights: one positive number per entry of `calibration`, its share of the tokens; empty weighs all
+            alike.
+        calibration_tokens: tokens to calibrate on, all entries together; 0 uses the weights alone.
         calibration_window: tokens per calibration sequence.
+        seed: of everything that is drawn at random.
         lossless: keep every rotary component and full rank.
         dtype: dtype of the written weights; None keeps the checkpoint's.
     """
@@ -42,9 +52,11 @@ class ConvertOptions:
     d_kv: int | None = None
     rope: str | None = None
     factorize: str | None = None
-    calibration: tuple[str, ...] = ()
+    calibration: tuple[str, ...] = (DEFAULT_TEXT,)
+    calibration_weights: tuple[float, ...] = ()
     calibration_tokens: int = 16384
     calibration_window: int = 512
+    seed: int = 0
     lossless: bool = False
     dtype: str | None = None
 
@@ -62,8 +74,40 @@ class ConvertOptions:
             raise OptionError(f"calibration_tokens must be 0 or more, got {self.calibration_tokens}.")
         if self.calibration_window < 16:
             raise OptionError(f"calibration_window must be 16 tokens or more, got {self.calibration_window}.")
+        if not 0 <= self.seed < 2**32:
+            raise OptionError(f"seed must be between 0 and {2**32 - 1}, got {self.seed}.")
+        self._check_calibration()
         if not self.calibration_tokens:
             self._check_weights_alone()
+
+    def _check_calibration(self) -> None:
+        if not self.calibration:
+            raise OptionError(
+                f"calibration is empty: name {DEFAULT_TEXT}, {SAMPLED_TEXT} or text files, or set calibration_tokens "
+                "to 0."
+            )
+        files = {DEFAULT_TEXT: str(CALIBRATION), SAMPLED_TEXT: SAMPLED_TEXT}
+        seen: dict[str, str] = {}
+        for entry in self.calibration:
+            text = files.get(entry) or realpath(entry)
+            if text in seen:
+                names = " and ".join(dict.fromkeys((repr(seen[text]), repr(entry))))
+                raise OptionError(f"calibration has the same text twice, {names}: name it once, with a larger weight.")
+            seen[text] = entry
+        given, entries = len(self.calibration_weights), len(self.calibration)
+        if given not in (0, entries):
+            raise OptionError(
+                f"calibration_weights has {given} number(s), calibration {entries} entry(s): give one number for each."
+            )
+        for weight in self.calibration_weights:
+            if not 0 < weight < inf:
+                raise OptionError(f"calibration_weights must be positive, finite numbers, got {weight!r}.")
+        if 0 < self.calibration_tokens <= self.calibration_window * (entries - 1):
+            raise OptionError(
+                f"{self.calibration_tokens} calibration_tokens are fewer than one window of {self.calibration_window} "
+                f"for each of the {entries} calibration entries: raise them to {self.calibration_window * entries}, or "
+                "lower calibration_window."
+            )
 
     def _check_weights_alone(self) -> None:
         hint = "give calibration_tokens above 0, or take"
@@ -104,13 +148,21 @@ class ConvertOptions:
         known = {field.name: field for field in fields(cls)}
         for key in values:
             lookup(known, key, "option")
-        if files := values.get("calibration"):
-            files = (files,) if isinstance(files, (str, Path)) else files
-            values = {**values, "calibration": tuple(map(str, files))}
+        values = dict(values)
+        if (files := values.get("calibration")) is not None:
+            values["calibration"] = tuple(map(str, (files,) if isinstance(files, (str, Path)) else files))
+        if (weights := values.get("calibration_weights")) is not None:
+            weights = (weights,) if isinstance(weights, (int, float)) else weights
+            values["calibration_weights"] = tuple(map(float, weights))
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The weight in force of every calibration entry."""
+        return self.calibration_weights or (1.0,) * len(self.calibration)
 
     @property
     def rope_strategy(self) -> str:

@@ -12,10 +12,11 @@ from torch import Tensor
 from kvfold.attention import LatentSpec, LayerContext, build_attention
 from kvfold.checkpoint import Checkpoint, OutputFolder, is_finite, open_checkpoint, resolve_model
 from kvfold.convert.assemble import fold_layer
-from kvfold.convert.calibration import AttentionSample, LayerRunner, calibration_ids, rotary_embedding
+from kvfold.convert.calibration import AttentionSample, LayerRunner, rotary_embedding
 from kvfold.convert.card import write_description
 from kvfold.convert.options import ConvertOptions
 from kvfold.convert.plan import Plan, make_plan, needs_text
+from kvfold.convert.sources import calibration_ids
 from kvfold.convert.statistics import LayerStatistics
 from kvfold.convert.weights import expected_shapes, read_layer
 from kvfold.errors import OptionError
@@ -90,7 +91,7 @@ def convert(
         tokenizer = checkpoint.load_tokenizer()
         runner = None
         if needs_text(chosen):
-            ids = calibration_ids(tokenizer, chosen.calibration, chosen.calibration_tokens, chosen.calibration_window)
+            ids = calibration_ids(checkpoint.path, tokenizer, chosen, progress)
             runner = LayerRunner(checkpoint, family, ids)
         worker = _Folder(checkpoint, family, what, runner, folder)
         for index in range(len(what.layers)):

@@ -1,30 +1,20 @@
 """What a key/value cache really holds, counted from its tensors."""
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache, StaticCache
 
 from kvfold.evaluate.quantized import quantized_cache_factory
+from kvfold.modeling import forward_cached
 from kvfold.registry import lookup
 
 CacheFactory = Callable[[], Cache]
-
-
-def cache_keyword(model: nn.Module) -> Literal["cache", "past_key_values"]:
-    """Name of the forward argument, and of the output field, that carries the cache: renamed in transformers 5.20."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-
-
-def forward_cached(model: nn.Module, token_ids: Tensor, cache: Cache, **arguments: Any) -> Any:
-    """Forward pass of `token_ids` (batch, tokens) that reads and extends `cache`."""
-    return model(input_ids=token_ids, use_cache=True, **{cache_keyword(model): cache}, **arguments)
 
 
 def cache_bytes(cache: Cache) -> int:

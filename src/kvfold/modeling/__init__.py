@@ -1,7 +1,8 @@
 """A Hugging Face model whose attention modules are kvfold's."""
 
+from kvfold.modeling.cached_forward import cache_keyword, forward_cached
 from kvfold.modeling.causal_lm import KvfoldForCausalLM
 from kvfold.modeling.configuration import KvfoldConfig
 from kvfold.modeling.load import load_model
 
-__all__ = ["KvfoldConfig", "KvfoldForCausalLM", "load_model"]
+__all__ = ["KvfoldConfig", "KvfoldForCausalLM", "cache_keyword", "forward_cached", "load_model"]

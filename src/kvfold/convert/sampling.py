@@ -1,0 +1,103 @@
+"""Text sampled from the original model itself: it needs no file, and is of the kind that the model knows."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedTokenizerBase
+
+from kvfold.errors import CheckpointError
+from kvfold.modeling import forward_cached, load_model
+from kvfold.texts import check_vocabulary
+
+MOST_WINDOWS = 16
+"""Windows that are sampled at once."""
+
+MOST_TOKENS = 8192
+"""Tokens that the key/value cache of one batch holds; longer windows are sampled fewer at once."""
+
+
+def sample_from(
+    model: str | Path,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    windows: int,
+    length: int,
+    seed: int,
+    progress: Callable[[str, int, int], None],
+) -> Int64[Tensor, "windows length"]:
+    """Load the whole `model`, sample windows from it and free it; the caller's random state stays as it is.
+
+    Raises:
+        CheckpointError: the model cannot be loaded, gives NaN, or its tokenizer belongs to another model.
+    """
+    # Building a model draws random weights before the stored ones replace them.
+    with torch.random.fork_rng(devices=[]):
+        network, _ = load_model(model)
+    return sample_windows(network, tokenizer, windows=windows, length=length, seed=seed, progress=progress)
+
+
+@torch.no_grad()
+def sample_windows(
+    network: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    windows: int,
+    length: int,
+    seed: int,
+    progress: Callable[[str, int, int], None],
+) -> Int64[Tensor, "windows length"]:
+    """Token windows sampled at temperature 1. The same seed gives the same tokens; no global random state is used.
+
+    A window begins with the BOS token if the tokenizer puts one before every text. An ordinary token follows, drawn
+    uniformly from the vocabulary, so that windows differ even if the model knows only one way to go on from BOS, as a
+    chat model may. Everything else is the model's. An end-of-text token ends nothing: what the model says next follows.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    starts = ordinary_tokens(tokenizer)
+    opening = _opening(tokenizer)
+    check_vocabulary(torch.cat((opening, starts)), network.config.vocab_size)
+    known = max(tokenizer.get_vocab().values()) + 1
+    ids = torch.empty(windows, length, dtype=torch.int64)
+    ids[:, : len(opening)] = opening
+    ids[:, len(opening)] = starts[torch.randint(len(starts), (windows,), generator=generator)]
+    # One number per token, drawn in advance: a token depends on no other window, nor on the size of the batches.
+    draws = torch.rand(windows, length, generator=generator, dtype=torch.float64)
+    done = 0
+    for part, draw in zip(*(table.split(_batch(length)) for table in (ids, draws)), strict=True):
+        cache, filled = DynamicCache(config=network.config), 0
+        for position in range(len(opening) + 1, length):
+            logits = forward_cached(network, part[:, filled:position], cache, logits_to_keep=1).logits
+            part[:, position] = _choose(logits[:, -1, :known], draw[:, position])
+            filled = position
+        done += len(part)
+        progress("sampling calibration text", done, windows)
+    return ids
+
+
+def ordinary_tokens(tokenizer: PreTrainedTokenizerBase) -> Int64[Tensor, " tokens"]:
+    """Ids of the vocabulary in ascending order, without special and added tokens."""
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    return torch.tensor(sorted(set(tokenizer.get_vocab().values()) - special), dtype=torch.int64)
+
+
+def _opening(tokenizer: PreTrainedTokenizerBase) -> Int64[Tensor, " tokens"]:
+    """The BOS token if the tokenizer puts it before every text, else nothing."""
+    first = tokenizer("a")["input_ids"][:1]
+    return torch.tensor(first if first == [tokenizer.bos_token_id] else [], dtype=torch.int64)
+
+
+def _batch(length: int) -> int:
+    return min(max(MOST_TOKENS // length, 1), MOST_WINDOWS)
+
+
+def _choose(logits: Float[Tensor, "B V"], draws: Float[Tensor, " B"]) -> Int64[Tensor, " B"]:
+    """The token at which the summed probability passes a uniform draw from [0, 1)."""
+    sums = logits.double().softmax(-1).cumsum(-1)
+    if not bool(sums[:, -1].isfinite().all()):
+        raise CheckpointError("the model gives NaN where text is sampled from it: calibrate on text files instead.")
+    tokens = torch.searchsorted(sums, draws[:, None] * sums[:, -1:], right=True)[:, 0]
+    return tokens.clamp_max(logits.shape[1] - 1)
