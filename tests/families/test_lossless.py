@@ -57,18 +57,19 @@ def test_a_budget_gives_its_cache(original, tmp_path, text, layout, cache_ratio)
     assert size.elements_per_layer == tuple(layer.target.cached_elements() for layer in done.plan.layers)
     assert size.elements_per_token == done.plan.elements_after
     assert done.plan.kept <= cache_ratio
-    assert len(done.attention_errors) == 2
-    assert all(0 < error < 1 for error in done.attention_errors)
+    errors = done.stage_errors["low rank"]
+    assert len(errors) == 2
+    assert all(0 < error < 1 for error in errors)
 
 
 STRATEGIES = {
     "2-norm": {"layout": "per_head", "rope": "2-norm", "factorize": "svd_joint"},
-    "energy": {"layout": "shared", "rope": "energy", "factorize": "svd_joint"},
+    "mixed": {"layout": "shared", "rope": "mixed", "factorize": "svd_joint"},
     "svd_whitened": {"layout": "per_head", "rope": "uniform", "factorize": "svd_whitened"},
-    "shared whitened": {"layout": "shared", "rope": "energy", "factorize": "svd_whitened"},
+    "shared whitened": {"layout": "shared", "rope": "mixed", "factorize": "svd_whitened"},
     "high": {"layout": "per_head", "rope": "high", "factorize": "svd_joint", "calibration_tokens": 0},
     "low": {"layout": "per_head", "rope": "low", "factorize": "svd_split", "calibration_tokens": 0},
-    "weights only": {"layout": "shared", "rope": "energy", "factorize": "svd_joint", "calibration_tokens": 0},
+    "weights only": {"layout": "shared", "rope": "mixed", "factorize": "svd_joint", "calibration_tokens": 0},
 }
 
 

@@ -20,6 +20,10 @@ METHOD_OPTIONS = (
     "calibration_tokens",
     "calibration_window",
     "seed",
+    "per_layer",
+    "one_shot",
+    "polish_minutes",
+    "polish_steps",
     "lossless",
     "dtype",
 )
@@ -33,8 +37,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--config", action="config", metavar="FILE", help="a YAML recipe with any of the flags below; flags override it"
     )
     _add_budget(parser)
-    _add_method(parser)
-    _add_calibration(parser)
+    add_method(parser)
+    add_calibration(parser)
+    _add_fits(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
         "--dtype", type=str, metavar="T", help="float32, bfloat16 or float16 (default: as the checkpoint)"
@@ -59,11 +64,14 @@ def _add_budget(parser: ArgumentParser) -> None:
     budget.add_argument("--kv-lora-rank", type=int, metavar="N", help="rank of the latent, all KV heads together")
     budget.add_argument("--d-kv", type=int, metavar="N", help="rank of the latent per KV head, as in MHA2MLA")
     budget.add_argument(
+        "--per-layer", action="store_true", help="with --cache-ratio: share the cache among the layers by need"
+    )
+    budget.add_argument(
         "--lossless", action="store_true", help="keep every rotary component and the full rank: the same logits"
     )
 
 
-def _add_method(parser: ArgumentParser) -> None:
+def add_method(parser: ArgumentParser) -> None:
     method = parser.add_argument_group("method")
     method.add_argument(
         "--layout",
@@ -76,19 +84,38 @@ def _add_method(parser: ArgumentParser) -> None:
         "--rope",
         type=str,
         metavar="STRATEGY",
-        help="which rotary components stay; shared: energy (the default), full; "
-        "per_head: 2-norm (the default), high, low, uniform, full",
+        help="which rotary components stay; shared: mixed (the default), assigned, stride, fastest, rorope, rorope-2, "
+        "rorope-4, full; per_head: rotation_error (the default), 2-norm, high, low, uniform, full",
     )
     method.add_argument(
         "--factorize",
         type=str,
         metavar="METHOD",
-        help="low rank of unrotated keys and values: svd_joint, svd_split, svd_whitened "
-        "(default: svd_whitened, or svd_joint where nothing is calibrated)",
+        help="low rank of unrotated keys and values: attention_aware, svd_whitened, pca_balanced, svd_joint, svd_split "
+        "(default: attention_aware, or svd_joint where nothing is calibrated)",
     )
 
 
-def _add_calibration(parser: ArgumentParser) -> None:
+def _add_fits(parser: ArgumentParser) -> None:
+    fits = parser.add_argument_group("fits on the converted layers")
+    fits.add_argument(
+        "--one-shot", action="store_true", help="none: neither the closed-form refit (on by default) nor a polish"
+    )
+    fits.add_argument(
+        "--polish-minutes",
+        type=float,
+        metavar="M",
+        help="fit all attention tensors layer by layer for about M minutes (default: 0, no polish)",
+    )
+    fits.add_argument(
+        "--polish-steps",
+        type=int,
+        metavar="N",
+        help="the same by optimiser steps per layer, so that it can be repeated",
+    )
+
+
+def add_calibration(parser: ArgumentParser) -> None:
     calibration = parser.add_argument_group("calibration")
     calibration.add_argument(
         "--calibration",
@@ -146,7 +173,7 @@ COMMAND = Command(
         "and a model card with what was measured. One layer is in memory at a time."
     ),
     example=(
-        "kvfold convert smollm2 smollm2-mla --cache-ratio 0.3125\n"
+        "kvfold convert smollm2 smollm2-mla --cache-ratio 0.3125 --polish-minutes 15\n"
         "kvfold convert smollm2 out --layout per_head --rope 2-norm --qk-rope-head-dim 8 --d-kv 32\n"
         "kvfold convert smollm2 out --config recipe.yaml --dry-run"
     ),

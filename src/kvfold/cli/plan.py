@@ -6,7 +6,7 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from kvfold.cli.command import MODEL_HELP, Command, Result
-from kvfold.cli.convert import METHOD_OPTIONS, _add_calibration, _add_method, given_options
+from kvfold.cli.convert import METHOD_OPTIONS, add_calibration, add_method, given_options
 from kvfold.cli.progress import Progress
 from kvfold.errors import BudgetError
 
@@ -34,8 +34,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="the folder for tradeoff.png, tradeoff.svg and tradeoff.json; an earlier plan is replaced "
         "(default: the model's name with -plan after it)",
     )
-    _add_method(parser)
-    _add_calibration(parser)
+    add_method(parser)
+    add_calibration(parser)
 
 
 def run(options: Namespace, progress: Progress) -> Result:

@@ -1,24 +1,34 @@
 """From a layer's split and factors to the tensors of a `LatentAttention`."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from kvfold.attention import LatentSpec
-from kvfold.convert.factorize import FACTORIZATIONS
-from kvfold.convert.rotary import LAYOUTS
+from kvfold.convert.factorize import FACTORIZATIONS, Factors
 from kvfold.convert.statistics import LayerStatistics
 from kvfold.convert.weights import LayerWeights, RotarySplit
 
 
 def fold_layer(
-    weights: LayerWeights, statistics: LayerStatistics, target: LatentSpec, *, layout: str, rope: str, factorize: str
+    weights: LayerWeights, split: RotarySplit, statistics: LayerStatistics, target: LatentSpec, factorize: str
 ) -> dict[str, Tensor]:
     """One layer's attention as `LatentAttention` tensors of shape `target`, by parameter name."""
-    statistics = statistics.to(weights.query.dtype)
-    split = LAYOUTS[layout].strategies[rope](weights, statistics, target.qk_rope_head_dim // 2)
-    factors = FACTORIZATIONS[factorize](
-        split.key_nope.flatten(0, 1), weights.value.flatten(0, 1), target.kv_lora_rank, statistics
-    )
+    factors = FACTORIZATIONS[factorize](split, weights, statistics, target.kv_lora_rank)
+    return _tensors(weights, split, factors, target)
+
+
+def exact_layer(weights: LayerWeights, split: RotarySplit, target: LatentSpec) -> tuple[LatentSpec, dict[str, Tensor]]:
+    """The same with the rank that keeps everything: what the rotary stage alone does. Returns its spec too."""
+    down = torch.cat((split.key_nope.flatten(0, 1), weights.value.flatten(0, 1)))
+    up = torch.eye(len(down), dtype=down.dtype)
+    keys = split.key_nope.shape[0] * split.key_nope.shape[1]
+    spec = replace(target, kv_lora_rank=len(down))
+    return spec, _tensors(weights, split, Factors(down=down, up_key=up[:keys], up_value=up[keys:]), spec)
+
+
+def _tensors(weights: LayerWeights, split: RotarySplit, factors: Factors, target: LatentSpec) -> dict[str, Tensor]:
     tensors = {
         "rotary_index": split.index,
         "q_proj.weight": torch.cat((split.query_nope, split.query_rope), dim=1).flatten(0, 1),

@@ -3,7 +3,9 @@
 Only one layer's weights are in memory at once, so its widest layer sets how large a model can be calibrated.
 """
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,12 +15,14 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from kvfold.attention import Attention
 from kvfold.checkpoint import Checkpoint
+from kvfold.convert.attention_moments import AttentionMomentsAccumulator
 from kvfold.convert.statistics import LayerStatistics, StatisticsAccumulator
 from kvfold.convert.weights import LayerWeights
 from kvfold.families import Family
 from kvfold.texts import check_vocabulary
 
 BATCH_TOKENS = 2048
+ORIGINAL = "original"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,37 +42,108 @@ class AttentionSample:
         return float((output - self.output).square().sum() / energy)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FitData:
+    """What a converted layer sees on the converted prefix, and what its attention should answer.
+
+    `target` is the original's attention output on the original's inputs, plus what the residual stream has lost so far:
+    a layer that meets it puts the stream back to where the original's is.
+    """
+
+    inputs: Float[Tensor, "W T D"]
+    target: Float[Tensor, "W T D"]
+    position_embeddings: tuple[Tensor, Tensor]
+    attention_mask: Tensor | None
+
+    def relative_error(self, attention: Attention) -> float:
+        """`|attention(x) - target|^2 / |target|^2` over the first windows."""
+        size = max(BATCH_TOKENS // self.inputs.shape[1], 1)
+        sample = AttentionSample(
+            hidden_states=self.inputs[:size],
+            position_embeddings=self.position_embeddings,
+            attention_mask=self.attention_mask,
+            output=self.target[:size],
+        )
+        return sample.relative_error(attention)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What one layer showed: statistics of the original's, a sample to measure errors on, and data to fit on."""
+
+    statistics: LayerStatistics
+    sample: AttentionSample
+    fit: FitData | None
+
+
 class LayerRunner:
     """The original model as a sequence of layers that are loaded, run and dropped.
 
+    It carries the hidden states of the original and, with `follow`, those of the converted model so far; and on a few
+    windows of other text those of the original and of the model after each stage, to say what a stage cost.
+
     Args:
         ids: token windows (W, T).
+        probe_ids: windows that nothing is fitted to (V, T).
+        stages: what `probe` will be called with in every layer.
+        attention: whether statistics need the original's attention weights.
+        follow: whether the converted layers are to be run too.
     """
 
-    def __init__(self, checkpoint: Checkpoint, family: Family, ids: Int[Tensor, "W T"]) -> None:
-        self._checkpoint, self._family = checkpoint, family
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        family: Family,
+        ids: Int[Tensor, "W T"],
+        probe_ids: Int[Tensor, "V T"],
+        *,
+        stages: tuple[str, ...],
+        attention: bool,
+        follow: bool,
+    ) -> None:
+        self._checkpoint, self._family, self._attention = checkpoint, family, attention
         config = checkpoint.config
         with torch.device("meta"):
             self._model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
         check_vocabulary(ids, config.vocab_size)
+        self._probe_ids = probe_ids
         embedding = checkpoint.read(f"{family.embedding}.weight")
         self._hidden = nn.functional.embedding(ids, embedding).float()
+        self._followed = self._hidden.clone() if follow else None
+        self._probes = dict.fromkeys((ORIGINAL, *stages), nn.functional.embedding(probe_ids, embedding).float())
         self._windows = family.sliding_windows(config)
-        positions = torch.arange(ids.shape[1])[None]
-        self._rotary = rotary_embedding(config, family)
-        self._position_ids = positions
-        self._position_embeddings = self._rotary(self._hidden[:1], positions)
+        self._position_ids = torch.arange(ids.shape[1])[None]
+        self._position_embeddings = rotary_embedding(config, family)(self._hidden[:1], self._position_ids)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """All that the layers to come depend on."""
+        followed = {} if self._followed is None else {"followed": self._followed}
+        return {"hidden": self._hidden} | followed | {f"probe {stage}": x for stage, x in self._probes.items()}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from a state that was saved."""
+        self._hidden, self._followed = state["hidden"], state.get("followed")
+        self._probes = {stage: state[f"probe {stage}"] for stage in self._probes}
 
     @torch.no_grad()
-    def run_layer(self, index: int, weights: LayerWeights) -> tuple[LayerStatistics, AttentionSample]:
-        """Advance all hidden states through layer `index`, and return what its attention saw."""
-        layer = self._load(index)
-        accumulator = StatisticsAccumulator(weights)
+    def run_layer(self, index: int, weights: LayerWeights) -> Observation:
+        """Advance the original's hidden states through layer `index`, and return what its attention saw."""
+        layer, mask = self._load(index), self._mask(self._windows[index])
+        moments = StatisticsAccumulator(weights)
+        cos, sin = (table[0] for table in self._position_embeddings)
+        attention = (
+            AttentionMomentsAccumulator(weights, cos, sin, None if mask is None else mask[0, 0])
+            if self._attention
+            else None
+        )
         samples: list[AttentionSample] = []
-        mask = self._mask(self._windows[index])
+        answers: list[Tensor] = []
 
         def watch(module: nn.Module, args: tuple, kwargs: dict, output: tuple[Tensor, Tensor | None]) -> None:
-            accumulator.update(kwargs["hidden_states"])
+            moments.update(kwargs["hidden_states"])
+            if attention is not None:
+                attention.update(kwargs["hidden_states"])
             if not samples:
                 samples.append(
                     AttentionSample(
@@ -78,21 +153,88 @@ class LayerRunner:
                         output=output[0],
                     )
                 )
+            if self._followed is not None:
+                answers.append(output[0])
 
-        handle = layer.get_submodule(self._family.attention).register_forward_hook(watch, with_kwargs=True)
-        batch = max(BATCH_TOKENS // self._hidden.shape[1], 1)
-        for part in self._hidden.split(batch):
-            part.copy_(
-                layer(
-                    part,
-                    attention_mask=mask,
-                    position_ids=self._position_ids,
-                    position_embeddings=self._position_embeddings,
-                )
-            )
+        before = self._hidden
+        with _hooked(layer.get_submodule(self._family.attention), watch):
+            self._hidden = self._through(layer, before, mask)
+        self._probes[ORIGINAL] = self._through(layer, self._probes[ORIGINAL], mask)
+        statistics = replace(moments.finish(), attention=None if attention is None else attention.finish())
+        fit = None
+        if self._followed is not None:
+            fit = self._fit_data(layer, torch.cat(answers).add_(before - self._followed), mask)
+        self._layer = layer
+        return Observation(statistics=statistics, sample=samples[0], fit=fit)
+
+    @torch.no_grad()
+    def follow(self, index: int, attention: Attention) -> None:
+        """Advance the converted model's hidden states through layer `index` with its new attention."""
+        assert self._followed is not None
+        setattr(self._layer, self._family.attention, attention)
+        self._followed = self._through(self._layer, self._followed, self._mask(self._windows[index]))
+
+    @torch.no_grad()
+    def probe(self, index: int, stage: str, attention: Attention) -> None:
+        """Advance the probe windows of a stage through layer `index` with the attention it has then."""
+        setattr(self._layer, self._family.attention, attention)
+        self._probes[stage] = self._through(self._layer, self._probes[stage], self._mask(self._windows[index]))
+
+    @torch.no_grad()
+    def probe_losses(self) -> dict[str, float]:
+        """Nats per token on the probe windows, of the original and of the model after each stage."""
+        names = self._checkpoint.names()
+        head_name = f"{self._family.head}.weight"
+        head = self._checkpoint.read(head_name if head_name in names else f"{self._family.embedding}.weight").float()
+        norm = self._model.get_submodule(self._family.norm)
+        norm.load_state_dict({"weight": self._checkpoint.read(f"{self._family.norm}.weight").float()}, assign=True)
+        targets = self._probe_ids[:, 1:].flatten()
+        losses: dict[str, float] = {}
+        for stage, hidden in self._probes.items():
+            normed = norm(hidden[:, :-1]).flatten(0, 1)
+            parts = zip(normed.split(256), targets.split(256), strict=True)
+            total = sum(float(nn.functional.cross_entropy(x @ head.T, y, reduction="sum")) for x, y in parts)
+            losses[stage] = total / len(targets)
+        return losses
+
+    def drop_layer(self) -> None:
+        """Free the weights of the layer that was run last."""
+        self._layer.to("meta")
+
+    def _fit_data(self, layer: nn.Module, target: Tensor, mask: Tensor | None) -> FitData:
+        """The inputs of the layer's attention on the converted prefix. Its own attention runs along for nothing."""
+        assert self._followed is not None
+        seen: list[Tensor] = []
+
+        def watch(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            seen.append(kwargs["hidden_states"])
+            raise _Seen
+
+        handle = layer.get_submodule(self._family.attention).register_forward_pre_hook(watch, with_kwargs=True)
+        for part in self._batches(self._followed):
+            with contextlib.suppress(_Seen):
+                self._call(layer, part, mask)
         handle.remove()
-        layer.to("meta")
-        return accumulator.finish(), samples[0]
+        return FitData(
+            inputs=torch.cat(seen),
+            target=target,
+            position_embeddings=self._position_embeddings,
+            attention_mask=mask,
+        )
+
+    def _through(self, layer: nn.Module, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        return torch.cat([self._call(layer, part, mask) for part in self._batches(hidden)])
+
+    def _call(self, layer: nn.Module, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        return layer(
+            hidden,
+            attention_mask=mask,
+            position_ids=self._position_ids,
+            position_embeddings=self._position_embeddings,
+        )
+
+    def _batches(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        return hidden.split(max(BATCH_TOKENS // hidden.shape[1], 1))
 
     def _load(self, index: int) -> nn.Module:
         prefix = f"{self._family.layers}.{index}."
@@ -107,6 +249,19 @@ class LayerRunner:
             return None
         distance = torch.arange(length)[:, None] - torch.arange(length)
         return ((distance >= 0) & (distance < window))[None, None]
+
+
+class _Seen(Exception):  # noqa: N818 - not an error: it ends a forward pass whose inputs are all that is wanted
+    pass
+
+
+@contextlib.contextmanager
+def _hooked(module: nn.Module, hook: Callable) -> Iterator[None]:
+    handle = module.register_forward_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def rotary_embedding(config: PreTrainedConfig, family: Family) -> Any:

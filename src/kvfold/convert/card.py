@@ -3,7 +3,7 @@
 import json
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import transformers
 
@@ -11,6 +11,9 @@ from kvfold.checkpoint import Checkpoint, write_json, write_text
 from kvfold.convert.options import ConvertOptions
 from kvfold.convert.plan import Plan
 from kvfold.modeling import KvfoldConfig, KvfoldForCausalLM
+
+if TYPE_CHECKING:
+    from kvfold.convert.run import Conversion
 
 STUB = "modeling_kvfold_stub"
 
@@ -22,10 +25,9 @@ __all__ = ["KvfoldConfig", "KvfoldForCausalLM"]
 '''
 
 
-def write_description(
-    folder: Path, checkpoint: Checkpoint, plan: Plan, options: ConvertOptions, results: dict[str, Any]
-) -> None:
+def write_description(folder: Path, checkpoint: Checkpoint, conversion: "Conversion") -> None:
     """Write config.json, generation_config.json, recipe.yaml, kvfold.json, the stub and README.md into `folder`."""
+    plan, results = conversion.plan, conversion.to_dict()
     text_config = checkpoint.config.to_dict()
     config = KvfoldConfig(
         text_config=text_config,
@@ -41,7 +43,7 @@ def write_description(
     if checkpoint.generation_config is not None:
         checkpoint.generation_config.save_pretrained(folder)
     write_text(folder / f"{STUB}.py", _STUB_TEXT)
-    write_text(folder / "recipe.yaml", _recipe(options))
+    write_text(folder / "recipe.yaml", _recipe(conversion.options))
     write_json(
         folder / "kvfold.json", results | {"kvfold": version("kvfold"), "transformers": transformers.__version__}
     )
@@ -67,13 +69,6 @@ def model_card(plan: Plan, results: dict[str, Any]) -> str:
     """The model card: what was done, and what was measured while doing it."""
     facts = plan.to_dict()
     target = plan.layers[0].target
-    errors = results["attention_errors"]
-    measured = (
-        f"Relative squared error of the attention output on calibration text, layer by layer on the original's inputs: "
-        f"mean {sum(errors) / len(errors):.3f}, worst {max(errors):.3f} (layer {errors.index(max(errors))})."
-        if errors
-        else "Nothing was measured: the conversion used the weights alone. Run `kvfold verify` on both models."
-    )
     calibration = f"{plan.calibration_tokens} tokens" if plan.calibration_tokens else "none (weights only)"
     return f"""---
 library_name: transformers
@@ -97,7 +92,7 @@ tags: [kvfold, {target.name.lower()}]
 - factorisation: `{plan.factorize}`, latent rank {target.kv_lora_rank}
 - calibration: {calibration}
 
-{measured}
+{_stages(results)}
 
 ```python
 import kvfold, transformers  # kvfold registers the architecture
@@ -106,3 +101,28 @@ model = transformers.AutoModelForCausalLM.from_pretrained("path/to/this/folder")
 
 The exact recipe is in `recipe.yaml`, every number above in `kvfold.json`.
 """
+
+
+def _stages(results: dict[str, Any]) -> str:
+    """The table of what every stage cost or won back."""
+    if not results["stage_errors"]:
+        return "Nothing was measured: the conversion used the weights alone. Run `kvfold verify` on both models."
+    losses = results["stage_losses"]
+    original = losses["original"]
+    rows = [
+        "| stage | loss on held-out text, nats per token | over the original | error of attention: mean, worst (layer) |",
+        "|---|---|---|---|",
+        f"| original | {original:.3f} | | |",
+    ]
+    for stage, errors in results["stage_errors"].items():
+        worst = max(range(len(errors)), key=errors.__getitem__)
+        rows.append(
+            f"| {stage} | {losses[stage]:.3f} | {losses[stage] - original:+.3f} | {sum(errors) / len(errors):.3f}, "
+            f"{errors[worst]:.3f} ({worst}) |"
+        )
+    note = (
+        "Each row is the model after that stage and those above it. The loss is of a short passage of a novel that\n"
+        "nothing was fitted to, the relative squared error of calibration text: on the original's inputs, for refit and\n"
+        "polish on the converted prefix, where the target makes up for what the layers before have lost."
+    )
+    return "\n".join(rows) + "\n\n" + note

@@ -10,7 +10,7 @@ import torch
 
 from kvfold.attention import GroupedSpec
 from kvfold.convert.factorize import FACTORIZATIONS, NEEDS_CALIBRATION
-from kvfold.convert.rotary import LAYOUTS
+from kvfold.convert.rotary import LAYOUTS, Strategy
 from kvfold.errors import BudgetError, OptionError
 from kvfold.registry import lookup
 from kvfold.texts import CALIBRATION
@@ -33,7 +33,7 @@ class ConvertOptions:
         kv_lora_rank: total latent rank R per token and layer.
         d_kv: latent rank per KV head (MHA2MLA's notation), R = G d_kv.
         rope: which rotary components stay; None takes the layout's default, `full` with `lossless`.
-        factorize: low-rank method; None takes `svd_whitened`, or `svd_joint` when nothing is calibrated.
+        factorize: low-rank method; None takes `attention_aware`, or `svd_joint` when nothing is calibrated.
         calibration: what to calibrate on: `default` (the broad text shipped with kvfold), `sampled` (text sampled from
             the model itself, which takes memory for all of it) and paths of text files.
         calibration_weights: one positive number per entry of `calibration`, its share of the tokens; empty weighs all
@@ -41,6 +41,13 @@ class ConvertOptions:
         calibration_tokens: tokens to calibrate on, all entries together; 0 uses the weights alone.
         calibration_window: tokens per calibration sequence.
         seed: of everything that is drawn at random.
+        per_layer: share the cache among the layers by what each needs, instead of evenly (a cache_ratio, layout
+            `shared`, a strategy that takes any number of rotary dims).
+        one_shot: leave out what is fitted on the already converted layers: the refit of each layer's output projection
+            to what the original computes, and the polish.
+        polish_minutes: time for the layer-wise fit of all attention tensors; 0 for none. It is turned into
+            `polish_steps` by the speed of the first layer.
+        polish_steps: optimiser steps per layer, instead of a time.
         lossless: keep every rotary component and full rank.
         dtype: dtype of the written weights; None keeps the checkpoint's.
     """
@@ -57,6 +64,10 @@ class ConvertOptions:
     calibration_tokens: int = 16384
     calibration_window: int = 512
     seed: int = 0
+    per_layer: bool = False
+    one_shot: bool = False
+    polish_minutes: float = 0.0
+    polish_steps: int = 0
     lossless: bool = False
     dtype: str | None = None
 
@@ -77,6 +88,7 @@ class ConvertOptions:
         if not 0 <= self.seed < 2**32:
             raise OptionError(f"seed must be between 0 and {2**32 - 1}, got {self.seed}.")
         self._check_calibration()
+        self._check_fits()
         if not self.calibration_tokens:
             self._check_weights_alone()
 
@@ -109,9 +121,26 @@ class ConvertOptions:
                 "lower calibration_window."
             )
 
+    def _check_fits(self) -> None:
+        if not 0 <= self.polish_minutes < inf:
+            raise OptionError(f"polish_minutes must be 0 or a positive number, got {self.polish_minutes}.")
+        if self.polish_steps < 0:
+            raise OptionError(f"polish_steps must be 0 or more, got {self.polish_steps}.")
+        if self.polish_minutes and self.polish_steps:
+            raise OptionError("give either polish_minutes or polish_steps, not both.")
+        if self.polishes and self.one_shot:
+            raise OptionError("one_shot leaves the polish out: give either.")
+        if self.polishes and (self.lossless or not self.calibration_tokens):
+            raise OptionError("polish needs calibration text and something to win back: leave it out.")
+        if self.per_layer:
+            if self.cache_ratio is None:
+                raise OptionError("per_layer shares a cache_ratio among the layers: give one.")
+            if self.layout != "shared" or self.strategy.single or not self.calibration_tokens:
+                raise OptionError("per_layer needs layout shared, the rope strategy mixed and calibration text.")
+
     def _check_weights_alone(self) -> None:
         hint = "give calibration_tokens above 0, or take"
-        if self.rope_strategy in LAYOUTS[self.layout].needs_text:
+        if self.strategy.required:
             raise OptionError(f"the rope strategy {self.rope_strategy!r} needs calibration text: {hint} another.")
         if self.factorization in NEEDS_CALIBRATION:
             raise OptionError(f"{self.factorization} needs calibration text: {hint} svd_joint.")
@@ -170,9 +199,22 @@ class ConvertOptions:
         return "full" if self.lossless else self.rope or LAYOUTS[self.layout].default
 
     @property
+    def strategy(self) -> Strategy:
+        return LAYOUTS[self.layout].strategies[self.rope_strategy]
+
+    @property
     def factorization(self) -> str:
         """The low-rank method in force."""
-        return self.factorize or ("svd_whitened" if self.calibration_tokens and not self.lossless else "svd_joint")
+        return self.factorize or ("attention_aware" if self.calibration_tokens and not self.lossless else "svd_joint")
+
+    @property
+    def polishes(self) -> bool:
+        return bool(self.polish_minutes or self.polish_steps)
+
+    @property
+    def follows(self) -> bool:
+        """Whether anything is fitted on the converted prefix."""
+        return bool(self.calibration_tokens) and not self.lossless and not self.one_shot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,32 +245,40 @@ def resolve_budget(options: ConvertOptions, spec: GroupedSpec) -> Budget:
         )
     elif options.cache_ratio is not None:
         kept = int(options.cache_ratio * spec.cached_elements() + 1e-9)
-        rope = min(layout.default_rope_dim(spec), kept // (3 * heads)) // 2 * 2
+        rope = _default_rope_dim(options, spec, kept // (3 * heads))
         if rope < 2:
             raise BudgetError(
                 f"cache_ratio {options.cache_ratio} keeps {kept} of {spec.cached_elements()} elements per token and "
                 f"layer: too few for {heads} rotary head(s) of 2 dims; ask for at least "
                 f"{ceil(6e4 * heads / spec.cached_elements()) / 1e4:.4f}."
             )
-        if kept - heads * rope > spec.hidden_size:
+        if kept - heads * rope > spec.hidden_size and not options.strategy.single:
             rope = min((kept - spec.hidden_size) // (2 * heads) * 2, full_rope)
         rank = min(kept - heads * rope, spec.hidden_size)
         budget = Budget(rotary_heads=heads, qk_rope_head_dim=rope, kv_lora_rank=rank)
     else:
         rank = options.kv_lora_rank or (options.d_kv or 0) * spec.num_key_value_heads
         budget = Budget(rotary_heads=heads, qk_rope_head_dim=options.qk_rope_head_dim or 0, kv_lora_rank=rank)
-    _check(budget, spec, full_rope, options.rope_strategy)
+    _check(budget, spec, full_rope)
+    options.strategy.check(options.rope_strategy, spec, budget.qk_rope_head_dim, full_rope)
     return budget
 
 
-def _check(budget: Budget, spec: GroupedSpec, full_rope: int, strategy: str) -> None:
+def _default_rope_dim(options: ConvertOptions, spec: GroupedSpec, limit: int) -> int:
+    """Rotary dims for a cache ratio, at most `limit`; less than 2 if that is too little."""
+    layout = LAYOUTS[options.layout]
+    if options.strategy.uniform:
+        return max((dim for dim in range(2, limit + 1, 2) if spec.head_dim % dim == 0), default=0)
+    wanted = min(layout.default_rope_dim(spec), limit)
+    return (min(wanted, spec.head_dim) if options.strategy.single else wanted) // 2 * 2
+
+
+def _check(budget: Budget, spec: GroupedSpec, full_rope: int) -> None:
     rope, rank = budget.qk_rope_head_dim, budget.kv_lora_rank
     if rope < 2 or rope % 2:
         raise BudgetError(f"qk_rope_head_dim must be an even number of 2 or more, got {rope}.")
     if rope > full_rope:
         raise BudgetError(f"qk_rope_head_dim {rope} exceeds the {full_rope} rotary dims of this model and layout.")
-    if strategy == "full" and rope != full_rope:
-        raise BudgetError(f"the rope strategy 'full' keeps all {full_rope} dims; qk_rope_head_dim is {rope}.")
     if rank < 1:
         raise BudgetError(f"kv_lora_rank must be 1 or more, got {rank}.")
     kept = budget.rotary_heads * rope + rank

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from kvfold.attention import GroupedSpec, LatentSpec
-from kvfold.convert.factorize import NEEDS_CALIBRATION
+from kvfold.convert.factorize import NEEDS_ATTENTION, NEEDS_CALIBRATION
 from kvfold.convert.options import DTYPES, Budget, ConvertOptions, resolve_budget
 from kvfold.convert.rotary import LAYOUTS, Layout
 from kvfold.families import Family
@@ -122,8 +122,14 @@ def make_plan(
 
 def needs_text(options: ConvertOptions) -> bool:
     """Whether anything in the options reads calibration text."""
-    calibrated = options.rope_strategy in LAYOUTS[options.layout].calibrated
-    return options.calibration_tokens > 0 and (calibrated or options.factorization in NEEDS_CALIBRATION)
+    reads = options.strategy.reads != "nothing" or options.factorization in NEEDS_CALIBRATION
+    return options.calibration_tokens > 0 and (reads or options.follows)
+
+
+def needs_attention(options: ConvertOptions) -> bool:
+    """Whether anything in the options reads the original's attention weights on calibration text."""
+    reads = options.strategy.reads == "attention" or options.factorization in NEEDS_ATTENTION
+    return options.calibration_tokens > 0 and reads
 
 
 def target_spec(spec: GroupedSpec, layout: Layout, budget: Budget) -> LatentSpec:

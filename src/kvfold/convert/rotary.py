@@ -1,37 +1,57 @@
 """The two cache layouts, and the strategies that choose which rotary components each of them keeps."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from kvfold.attention import GroupedSpec
-from kvfold.convert.rotary_mixing import split_by_components
-from kvfold.convert.rotary_selection import SELECTIONS, split_by_pairs
-from kvfold.convert.statistics import LayerStatistics
-from kvfold.convert.weights import LayerWeights, RotarySplit
-
-Split = Callable[[LayerWeights, LayerStatistics, int], RotarySplit]
+from kvfold.convert.rotary_exportable import assigned, fastest, rorope, stride
+from kvfold.convert.rotary_mixing import Split, mixed, split_by
+from kvfold.convert.rotary_selection import rotation_error, select_pairs
+from kvfold.errors import BudgetError
 
 
-def _select(name: str) -> Split:
-    def split(weights: LayerWeights, statistics: LayerStatistics, pairs: int) -> RotarySplit:
-        return split_by_pairs(weights, SELECTIONS[name](weights, statistics, pairs))
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """How to split a layer's keys.
 
-    return split
+    `reads` is what it needs of the calibration text: nothing, `moments`, or `attention` (the weights of the original).
+    Without text, those that are not `required` to have some go by the weights alone. `single` ones keep one component
+    per frequency, and `uniform` ones those of a uniform stride, so that their rotary dims must divide the head dim.
+    """
+
+    split: Split
+    reads: Literal["nothing", "moments", "attention"] = "attention"
+    required: bool = False
+    single: bool = False
+    uniform: bool = False
+
+    def check(self, name: str, spec: GroupedSpec, rope_dim: int, full_rope_dim: int) -> None:
+        """Refuse rotary dims that the strategy cannot keep. All of them it always can.
+
+        Raises:
+            BudgetError: naming the dims that it can keep.
+        """
+        if rope_dim == full_rope_dim:
+            return
+        if self.reads == "nothing" and name == "full":
+            raise BudgetError(
+                f"the rope strategy 'full' keeps all {full_rope_dim} dims; qk_rope_head_dim is {rope_dim}."
+            )
+        width = spec.head_dim
+        if self.single and rope_dim > width:
+            raise BudgetError(f"the rope strategy {name!r} keeps at most {width} rotary dims, not {rope_dim}.")
+        if self.uniform and width % rope_dim:
+            fits = ", ".join(str(dim) for dim in range(2, width + 1, 2) if width % dim == 0)
+            raise BudgetError(f"the rope strategy {name!r} keeps {fits} rotary dims of {width}, not {rope_dim}.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How rotary keys are cached: `per_head`, one per KV head, or shared by all.
-
-    `calibrated` names the strategies whose choice depends on calibration text, `needs_text` those that have none
-    without it.
-    """
+    """How rotary keys are cached: `per_head`, one per KV head, or shared by all."""
 
     per_head: bool
-    strategies: dict[str, Split]
+    strategies: dict[str, Strategy]
     default: str
-    calibrated: frozenset[str]
-    needs_text: frozenset[str] = frozenset()
 
     def rotary_heads(self, spec: GroupedSpec) -> int:
         return spec.num_key_value_heads if self.per_head else 1
@@ -55,15 +75,28 @@ class Layout:
 LAYOUTS: dict[str, Layout] = {
     "shared": Layout(
         per_head=False,
-        strategies={"energy": split_by_components, "full": split_by_components},
-        default="energy",
-        calibrated=frozenset({"energy"}),
+        strategies={
+            "mixed": Strategy(split=split_by(mixed)),
+            "assigned": Strategy(split=split_by(assigned), single=True, uniform=True),
+            "stride": Strategy(split=split_by(stride), single=True, uniform=True),
+            "fastest": Strategy(split=split_by(fastest), single=True),
+            "rorope": Strategy(split=rorope(fold=1), reads="moments", single=True, uniform=True),
+            "rorope-2": Strategy(split=rorope(fold=2), reads="moments", single=True, uniform=True),
+            "rorope-4": Strategy(split=rorope(fold=4), reads="moments", single=True, uniform=True),
+            "full": Strategy(split=split_by(mixed), reads="nothing"),
+        },
+        default="mixed",
     ),
     "per_head": Layout(
         per_head=True,
-        strategies={name: _select(name) for name in SELECTIONS},
-        default="2-norm",
-        calibrated=frozenset({"2-norm"}),
-        needs_text=frozenset({"2-norm"}),
+        strategies={
+            "rotation_error": Strategy(split=rotation_error, required=True),
+            "2-norm": Strategy(split=select_pairs("2-norm"), reads="moments", required=True),
+            "high": Strategy(split=select_pairs("high"), reads="nothing"),
+            "low": Strategy(split=select_pairs("low"), reads="nothing"),
+            "uniform": Strategy(split=select_pairs("uniform"), reads="nothing"),
+            "full": Strategy(split=select_pairs("full"), reads="nothing"),
+        },
+        default="rotation_error",
     ),
 }

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvfold.convert.rotary_constants import Constants, best_constants, fold_constants, identity
 from kvfold.convert.statistics import LayerStatistics
 from kvfold.convert.weights import LayerWeights, RotarySplit
 
@@ -36,30 +37,50 @@ def two_norm(weights: LayerWeights, statistics: LayerStatistics, pairs: int) -> 
     """Per KV head the pairs with the largest `E|q_l| E|k_l|`, pre-RoPE, summed over the query heads of the group."""
     assert statistics.query_norm is not None and statistics.key_norm is not None
     query_gP = statistics.query_norm.unflatten(0, (weights.spec.num_key_value_heads, -1)).sum(1)
-    return (query_gP * statistics.key_norm).topk(pairs, dim=1).indices.sort(dim=1).values
+    return _largest(query_gP * statistics.key_norm, pairs)
 
 
 SELECTIONS: dict[str, Selection] = {"2-norm": two_norm, "high": high, "low": low, "uniform": uniform, "full": high}
 
 
-def split_by_pairs(weights: LayerWeights, index_Gp: Int[Tensor, "G p"]) -> RotarySplit:
-    """Keep RoPE on the given pairs of each KV head; the others keep their weights and lose their rotation."""
+def select_pairs(name: str) -> Callable[[LayerWeights, LayerStatistics, int], RotarySplit]:
+    """The published strategy of that name: unrotated pairs keep their weights."""
+
+    def split(weights: LayerWeights, statistics: LayerStatistics, pairs: int) -> RotarySplit:
+        return split_by_pairs(weights, SELECTIONS[name](weights, statistics, pairs), identity(weights))
+
+    return split
+
+
+def rotation_error(weights: LayerWeights, statistics: LayerStatistics, pairs: int) -> RotarySplit:
+    """Per KV head the pairs whose rotation a constant replaces worst; the others get that constant."""
+    constants = best_constants(weights, statistics)
+    missed_gP = constants.residual_energy.unflatten(0, (weights.spec.num_key_value_heads, -1)).sum(1)
+    return split_by_pairs(weights, _largest(missed_gP, pairs), constants)
+
+
+def _largest(score_GP: Float[Tensor, "G P"], pairs: int) -> Int[Tensor, "G p"]:
+    return score_GP.topk(pairs, dim=1).indices.sort(dim=1).values
+
+
+def split_by_pairs(weights: LayerWeights, index_Gp: Int[Tensor, "G p"], constants: Constants) -> RotarySplit:
+    """Keep RoPE on the given pairs of each KV head; the others lose their rotation to the constants."""
     spec, pairs = weights.spec, weights.spec.head_dim // 2
     kept = torch.zeros(spec.num_key_value_heads, pairs, dtype=torch.bool)
     kept[torch.arange(spec.num_key_value_heads)[:, None], index_Gp] = True
     rest_Gp = torch.stack([torch.nonzero(~row).flatten() for row in kept])
     rope, nope = (torch.cat((index, index + pairs), dim=1) for index in (index_Gp, rest_Gp))
     query_rope, query_nope = (dims.repeat_interleave(spec.query_groups, dim=0) for dims in (rope, nope))
-    gain = weights.rope_gain
+    bare_query, bare_bias = fold_constants(weights, constants)
     bias = weights.query_bias
     return RotarySplit(
         index=index_Gp,
         query_rope=_rows(weights.query, query_rope),
-        query_nope=_rows(weights.query, query_nope) * gain,
+        query_nope=_rows(bare_query, query_nope),
         key_rope=_rows(weights.key, rope),
         key_nope=_rows(weights.key, nope),
         query_rope_bias=None if bias is None else bias.gather(1, query_rope),
-        query_nope_bias=None if bias is None else bias.gather(1, query_nope) * gain,
+        query_nope_bias=None if bare_bias is None else bare_bias.gather(1, query_nope),
         key_rope_bias=None if weights.key_bias is None else weights.key_bias.gather(1, rope),
     )
 

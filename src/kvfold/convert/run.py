@@ -1,28 +1,32 @@
-"""Convert a checkpoint: plan, then fold layer after layer into a temporary folder, then name it."""
+"""Convert a checkpoint: plan, then convert layer after layer into a temporary folder, then name it."""
 
+import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvfold.attention import LatentSpec, LayerContext, build_attention
-from kvfold.checkpoint import Checkpoint, OutputFolder, is_finite, open_checkpoint, resolve_model
-from kvfold.convert.assemble import fold_layer
-from kvfold.convert.calibration import AttentionSample, LayerRunner, rotary_embedding
+from kvfold.checkpoint import Checkpoint, Journal, OutputFolder, is_finite, open_checkpoint, resolve_model
+from kvfold.convert.calibration import LayerRunner
 from kvfold.convert.card import write_description
+from kvfold.convert.layers import LayerConverter, stages_of
 from kvfold.convert.options import ConvertOptions
-from kvfold.convert.plan import Plan, make_plan, needs_text
+from kvfold.convert.plan import Plan, make_plan, needs_attention, needs_text
 from kvfold.convert.sources import calibration_ids
-from kvfold.convert.statistics import LayerStatistics
-from kvfold.convert.weights import expected_shapes, read_layer
+from kvfold.convert.weights import expected_shapes
 from kvfold.errors import OptionError
-from kvfold.families import Family, check_tensors, family_of, head_dim
+from kvfold.families import Family, check_tensors, family_of
+from kvfold.texts import EVALUATION, read_text, token_ids
 
 Progress = Callable[[str, int, int], None]
+
+PROBE_WINDOWS = 2
+"""Windows of the shipped novel on which the loss of each stage is measured."""
 
 
 def _silent(stage: str, done: int, total: int) -> None:
@@ -33,23 +37,30 @@ def _silent(stage: str, done: int, total: int) -> None:
 class Conversion:
     """A finished conversion.
 
-    `attention_errors` holds per layer the relative squared error of the attention output on calibration text, on the
-    original's inputs; empty when nothing was calibrated. `seconds` is per stage.
+    `stage_errors` holds per stage and layer the relative squared error of the attention output: on calibration text
+    and the original's inputs; for refit and polish on the converted prefix, against a target that also makes up for
+    what the layers before have lost. `stage_losses` is in nats per token on a little text that nothing was fitted to,
+    of the original and of the model after each stage. Both are empty when nothing was calibrated. `seconds` is per
+    stage, of this process; `resumed_from` is the last step of an earlier one.
     """
 
     out: Path
     plan: Plan
     options: ConvertOptions
-    attention_errors: tuple[float, ...]
+    stage_errors: dict[str, list[float]]
+    stage_losses: dict[str, float]
     seconds: dict[str, float]
+    resumed_from: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "out": str(self.out),
             "plan": self.plan.to_dict(),
             "options": self.options.to_dict(),
-            "attention_errors": list(self.attention_errors),
+            "stage_errors": self.stage_errors,
+            "stage_losses": self.stage_losses,
             "seconds": self.seconds,
+            "resumed_from": self.resumed_from,
         }
 
 
@@ -59,7 +70,7 @@ def plan(model: str | Path, **options: Any) -> Plan:
     Raises:
         KvfoldError: the model, an option or the budget does not work; the message says which and why.
     """
-    return _prepare(open_checkpoint(model), ConvertOptions.from_dict(options))[1]
+    return prepare(open_checkpoint(model), ConvertOptions.from_dict(options))[1]
 
 
 def convert(
@@ -73,7 +84,8 @@ def convert(
     """Convert `model` (a folder, a GGUF file, a hub id or `smollm2`) and write the result to the folder `out`.
 
     Weights are read and written tensor by tensor, calibration runs layer by layer, so one layer is in memory at a time.
-    `out` appears whole or not at all.
+    `out` appears whole or not at all. A killed conversion resumes when it is called again in the same way, at the layer
+    it was in and with the same result.
 
     Args:
         overwrite: replace an existing `out`.
@@ -87,30 +99,34 @@ def convert(
     # The output comes first: a place that cannot be written is known at once, reading a model takes a while.
     with OutputFolder(Path(out), source=resolve_model(str(model)), overwrite=overwrite) as folder:
         checkpoint = open_checkpoint(model)
-        family, what = _prepare(checkpoint, chosen)
+        family, what = prepare(checkpoint, chosen)
         tokenizer = checkpoint.load_tokenizer()
-        runner = None
+        runner, text = None, ""
         if needs_text(chosen):
             ids = calibration_ids(checkpoint.path, tokenizer, chosen, progress)
-            runner = LayerRunner(checkpoint, family, ids)
-        worker = _Folder(checkpoint, family, what, runner, folder)
+            text = hashlib.sha256(ids.numpy().tobytes()).hexdigest()
+            runner = make_runner(checkpoint, family, tokenizer, ids, chosen)
+        journal = folder.journal(_key(checkpoint, chosen, text))
+        worker = _Worker(checkpoint, family, what, chosen, runner, journal)
         for index in range(len(what.layers)):
-            worker.convert_layer(index)
-            progress("folding layers", index + 1, len(what.layers))
-        worker.copy_rest(progress)
+            worker.convert_layer(index, folder)
+            progress("converting layers", index + 1, len(what.layers))
+        worker.copy_rest(folder, progress)
         conversion = Conversion(
             out=Path(out),
             plan=what,
-            options=chosen,
-            attention_errors=tuple(worker.errors),
-            seconds={stage: round(value, 3) for stage, value in worker.seconds.items()},
+            options=replace(chosen, polish_minutes=0.0, polish_steps=worker.converter.polish_steps),
+            stage_errors=worker.stage_errors,
+            stage_losses={} if runner is None else runner.probe_losses(),
+            seconds={stage: round(value, 3) for stage, value in worker.converter.seconds.items()},
+            resumed_from=journal.resumed_from,
         )
-        write_description(folder.path, checkpoint, what, chosen, conversion.to_dict())
+        write_description(folder.path, checkpoint, conversion)
         tokenizer.save_pretrained(folder.path)
     return conversion
 
 
-def _prepare(checkpoint: Checkpoint, options: ConvertOptions) -> tuple[Family, Plan]:
+def prepare(checkpoint: Checkpoint, options: ConvertOptions) -> tuple[Family, Plan]:
     """Everything that can be refused before a weight is read."""
     family = family_of(checkpoint.config)
     check_tensors(family, checkpoint.names())
@@ -119,70 +135,94 @@ def _prepare(checkpoint: Checkpoint, options: ConvertOptions) -> tuple[Family, P
     return family, what
 
 
-class _Folder:
-    """Converts the layers of one checkpoint into an output folder, and keeps the time of each stage."""
+def make_runner(
+    checkpoint: Checkpoint, family: Family, tokenizer: Any, ids: Tensor, options: ConvertOptions
+) -> LayerRunner:
+    """The original on its calibration text, and on the shipped novel for the loss of each stage."""
+    length = ids.shape[1]
+    novel = token_ids(tokenizer, read_text(EVALUATION), minimum=1)
+    novel = novel.repeat(-(-length // len(novel)))  # for windows longer than a book
+    return LayerRunner(
+        checkpoint,
+        family,
+        ids,
+        novel[: len(novel) // length * length].view(-1, length)[:PROBE_WINDOWS],
+        stages=stages_of(options),
+        attention=needs_attention(options),
+        follow=options.follows,
+    )
+
+
+def _key(checkpoint: Checkpoint, options: ConvertOptions, text: str) -> dict[str, Any]:
+    """All that the steps of a conversion depend on."""
+    return {
+        "source": checkpoint.fingerprint(),
+        "options": options.to_dict(),
+        "text": text,
+        "versions": {name: version(name) for name in ("kvfold", "torch", "transformers")},
+        "threads": torch.get_num_threads(),
+    }
+
+
+class _Worker:
+    """Converts the layers that the journal does not have, and hands all of them to the output folder."""
 
     def __init__(
-        self, checkpoint: Checkpoint, family: Family, plan: Plan, runner: LayerRunner | None, out: OutputFolder
+        self,
+        checkpoint: Checkpoint,
+        family: Family,
+        plan: Plan,
+        options: ConvertOptions,
+        runner: LayerRunner | None,
+        journal: Journal,
     ) -> None:
-        self._checkpoint, self._family, self._plan, self._runner, self._out = checkpoint, family, plan, runner, out
+        self._checkpoint, self._family, self._plan = checkpoint, family, plan
+        self._runner, self._journal = runner, journal
         self._written: set[str] = set()
-        self._rope_gain = rotary_embedding(checkpoint.config, family).attention_scaling ** 2
-        self.errors: list[float] = []
-        self.seconds: dict[str, float] = dict.fromkeys(("read", "calibrate", "fold", "write"), 0.0)
+        self.stage_errors: dict[str, list[float]] = {}
+        steps = None
+        if journal.resumed_from is not None:
+            state, facts = journal.load("state")
+            steps = facts["polish_steps"]
+            if runner is not None:
+                runner.restore(state)
+        self.converter = LayerConverter(checkpoint, family, plan, options, runner, polish_steps=steps)
 
-    def convert_layer(self, index: int) -> None:
-        layer = self._plan.layers[index]
-        weights = self._timed("read", read_layer, self._checkpoint, self._family, layer.source, index, self._rope_gain)
-        statistics, sample = LayerStatistics.white(layer.source.hidden_size), None
-        if self._runner is not None:
-            statistics, sample = self._timed("calibrate", self._runner.run_layer, index, weights)
-        tensors = self._timed(
-            "fold",
-            fold_layer,
-            weights,
-            statistics,
-            layer.target,
-            layout=self._plan.layout,
-            rope=self._plan.rope,
-            factorize=self._plan.factorize,
-        )
-        if sample is not None:
-            self.errors.append(self._timed("calibrate", self._measure, index, layer.target, tensors, sample))
-        self._written |= set(expected_shapes(self._family, layer.source, index))
-        for name, tensor in tensors.items():
-            self._timed("write", self._add, self._family.prefix(index) + name, tensor)
+    def convert_layer(self, index: int, out: OutputFolder) -> None:
+        name = f"layer {index}"
+        if name in self._journal.entries:
+            tensors, facts = self._journal.load(name)
+        else:
+            layer = self.converter.convert(index)
+            prefix = self._family.prefix(index)
+            tensors = {prefix + key: self._stored(prefix + key, tensor) for key, tensor in layer.tensors.items()}
+            facts = {"errors": layer.errors}
+            state = {} if self._runner is None else self._runner.state
+            steps = {"polish_steps": self.converter.polish_steps}
+            self._timed(self._journal.update, {"state": (state, steps), name: (tensors, facts)})
+        for key, tensor in tensors.items():
+            self._timed(out.add, key, tensor)
+        for stage, error in facts["errors"].items():
+            self.stage_errors.setdefault(stage, []).append(error)
+        self._written |= set(expected_shapes(self._family, self._plan.layers[index].source, index))
 
-    def copy_rest(self, progress: Progress) -> None:
+    def copy_rest(self, out: OutputFolder, progress: Progress) -> None:
         """Everything outside attention, unchanged but for the dtype."""
         rest = [name for name in self._checkpoint.names() if name not in self._written]
         for done, name in enumerate(rest, start=1):
-            tensor = self._timed("read", self._checkpoint.read, name)
-            self._timed("write", self._add, name, tensor)
+            self._timed(out.add, name, self._stored(name, self._checkpoint.read(name)))
             progress("copying the rest", done, len(rest))
 
-    def _add(self, name: str, tensor: Tensor) -> None:
-        if tensor.is_floating_point():
-            written = tensor.to(self._plan.dtype)
-            if written.dtype != tensor.dtype and not is_finite(written):
-                raise OptionError(
-                    f"dtype {self._plan.to_dict()['dtype']} cannot hold {name}: take bfloat16 or float32."
-                )
-            tensor = written
-        self._out.add(name, tensor)
+    def _stored(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor in the dtype that is written."""
+        if not tensor.is_floating_point():
+            return tensor
+        written = tensor.to(self._plan.dtype)
+        if written.dtype != tensor.dtype and not is_finite(written):
+            raise OptionError(f"dtype {self._plan.to_dict()['dtype']} cannot hold {name}: take bfloat16 or float32.")
+        return written
 
-    def _measure(self, index: int, spec: LatentSpec, tensors: dict[str, Tensor], sample: AttentionSample) -> float:
-        config = self._checkpoint.config
-        context = LayerContext(config=config, layer_idx=index, base_pairs=head_dim(config) // 2)
-        config._attn_implementation = "sdpa"
-        with torch.device("meta"):
-            attention = build_attention(spec, context).eval()
-        state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-        attention.load_state_dict(state, assign=True)
-        return sample.relative_error(attention)
-
-    def _timed(self, stage: str, function: Callable, *args: Any, **kwargs: Any) -> Any:
+    def _timed(self, function: Callable, *args: Any) -> None:
         start = time.perf_counter()
-        result = function(*args, **kwargs)
-        self.seconds[stage] += time.perf_counter() - start
-        return result
+        function(*args)
+        self.converter.seconds["write"] += time.perf_counter() - start

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kvfold.convert.attention_moments import AttentionMoments
 from kvfold.convert.weights import LayerWeights
 
 
@@ -14,7 +15,8 @@ class LayerStatistics:
     """Moments of the attention input x (D) of one layer, in fp64.
 
     `second_moment` is E[x x^T] and `mean` E[x]. `query_norm[n, l]` and `key_norm[g, l]` are the mean lengths E|q_l| and
-    E|k_l| of each rotary pair before rotation; None when nothing was calibrated.
+    E|k_l| of each rotary pair before rotation; None when nothing was calibrated. `attention` is there if the method
+    asks for it.
     """
 
     second_moment: Float[Tensor, "D D"]
@@ -22,6 +24,7 @@ class LayerStatistics:
     query_norm: Float[Tensor, "N P"] | None
     key_norm: Float[Tensor, "G P"] | None
     tokens: int
+    attention: AttentionMoments | None = None
 
     @classmethod
     def white(cls, width: int) -> "LayerStatistics":
@@ -36,7 +39,8 @@ class LayerStatistics:
 
     def to(self, dtype: torch.dtype) -> "LayerStatistics":
         """The same numbers in another precision."""
-        return replace(self, second_moment=self.second_moment.to(dtype), mean=self.mean.to(dtype))
+        attention = None if self.attention is None else self.attention.to(dtype)
+        return replace(self, second_moment=self.second_moment.to(dtype), mean=self.mean.to(dtype), attention=attention)
 
     def output_moment(
         self, weight: Float[Tensor, "o D"], bias: Float[Tensor, " o"] | None = None

@@ -1,6 +1,7 @@
 """One layer's attention weights as a method sees them: split by head, in fp64 or, for wide models, fp32."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +18,7 @@ class LayerWeights:
 
     Rotary pair l of a head is its rows l and l + P (HF's half layout). `rope_gain` is the square of the factor that the
     base model's rope scaling puts on cos and sin (yarn, longrope): a pair that loses its rotation must keep that gain.
+    `frequency` holds the angle per position of every pair.
     """
 
     spec: GroupedSpec
@@ -24,6 +26,7 @@ class LayerWeights:
     key: Float[Tensor, "G d D"]
     value: Float[Tensor, "G d D"]
     output: Float[Tensor, "D Nd"]
+    frequency: Float[Tensor, " P"]
     query_bias: Float[Tensor, "N d"] | None = None
     key_bias: Float[Tensor, "G d"] | None = None
     value_bias: Float[Tensor, "G d"] | None = None
@@ -56,8 +59,8 @@ def precision(spec: GroupedSpec) -> torch.dtype:
     return torch.float64 if spec.hidden_size <= 2048 else torch.float32
 
 
-def read_layer(checkpoint: Checkpoint, family: Family, spec: GroupedSpec, layer: int, rope_gain: float) -> LayerWeights:
-    """Read one layer's attention, tensor by tensor.
+def read_layer(checkpoint: Checkpoint, family: Family, spec: GroupedSpec, layer: int, rotary: Any) -> LayerWeights:
+    """Read one layer's attention, tensor by tensor. `rotary` is the base model's module that makes `cos, sin`.
 
     Raises:
         CheckpointError: a tensor is missing or damaged, or its shape contradicts the config.
@@ -85,7 +88,8 @@ def read_layer(checkpoint: Checkpoint, family: Family, spec: GroupedSpec, layer:
         key_bias=bias(family.key, spec.key_bias),
         value_bias=bias(family.value, spec.value_bias),
         output_bias=output_bias,
-        rope_gain=rope_gain,
+        rope_gain=rotary.attention_scaling**2,
+        frequency=rotary.inv_freq.to(kind),
     )
 
 

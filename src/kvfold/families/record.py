@@ -27,6 +27,8 @@ class Family:
     layers: str = "model.layers"
     embedding: str = "model.embed_tokens"
     rotary: str = "model.rotary_emb"
+    norm: str = "model.norm"
+    head: str = "lm_head"
     attention: str = "self_attn"
     query: str = "q_proj"
     key: str = "k_proj"

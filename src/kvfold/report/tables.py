@@ -52,13 +52,27 @@ def show_conversion(result: Record) -> None:
         show_plan(result)
         return
     tables = _plan_tables(result["plan"])
-    if errors := result["attention_errors"]:
-        worst = max(range(len(errors)), key=errors.__getitem__)
-        mean = sum(errors) / len(errors)
-        tables.append(_facts({"mean error of attention": mean, f"largest, in layer {worst}": errors[worst]}))
+    if result["stage_errors"]:
+        tables.append(_stage_table(result))
     total = sum(result["seconds"].values())
     tables.append(_facts({f"{label(stage)}_seconds": time for stage, time in result["seconds"].items()}))
     _show(f"Converted {result['plan']['source']} to {result['out']} in {total:.1f} s", *tables)
+
+
+def _stage_table(result: Record) -> Table:
+    losses = result["stage_losses"]
+    table = _table("stage", *map(_right, ("loss", "over the original", "error of attention", "worst")))
+    table.add_row("original", f"{losses['original']:.3f}")
+    for stage, errors in result["stage_errors"].items():
+        table.add_row(
+            stage,
+            f"{losses[stage]:.3f}",
+            f"{losses[stage] - losses['original']:+.3f}",
+            f"{sum(errors) / len(errors):.3f}",
+            f"{max(errors):.3f}, layer {errors.index(max(errors))}",
+        )
+    table.caption = "loss in nats per token on a little held-out text; error relative, mean over the layers"
+    return table
 
 
 def show_verification(result: Record) -> None:

@@ -1,0 +1,122 @@
+"""Convert one layer after another: split, fold, fit, and measure each stage."""
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvfold.attention import Attention, LatentSpec, LayerContext, build_attention
+from kvfold.checkpoint import Checkpoint
+from kvfold.convert.assemble import exact_layer, fold_layer
+from kvfold.convert.calibration import FitData, LayerRunner, Observation, rotary_embedding
+from kvfold.convert.options import ConvertOptions
+from kvfold.convert.plan import Plan
+from kvfold.convert.polish import polish, steps_within
+from kvfold.convert.refit import refit_output
+from kvfold.convert.statistics import LayerStatistics
+from kvfold.convert.weights import read_layer
+from kvfold.families import Family, head_dim
+
+ROTARY, LOW_RANK, REFIT, POLISH = "rotary", "low rank", "refit", "polish"
+
+
+def stages_of(options: ConvertOptions) -> tuple[str, ...]:
+    """The stages of a conversion, in order."""
+    return (ROTARY, LOW_RANK) + (REFIT,) * options.follows + (POLISH,) * options.polishes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertedLayer:
+    """One layer's new tensors, and per stage the relative squared error of its attention output: on calibration text
+    and the original's inputs; for refit and polish against the target on the converted prefix."""
+
+    tensors: dict[str, Tensor]
+    errors: dict[str, float] = field(default_factory=dict)
+
+
+class LayerConverter:
+    """Converts the layers of one checkpoint in order. `seconds` is the time of each stage so far."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        family: Family,
+        plan: Plan,
+        options: ConvertOptions,
+        runner: LayerRunner | None,
+        polish_steps: int | None = None,
+    ) -> None:
+        self._checkpoint, self._family, self._plan = checkpoint, family, plan
+        self._options, self._runner = options, runner
+        self._rotary = rotary_embedding(checkpoint.config, family)
+        self.polish_steps = options.polish_steps if polish_steps is None else polish_steps
+        self.seconds: dict[str, float] = dict.fromkeys(("read", "calibrate", "fold", REFIT, POLISH, "write"), 0.0)
+
+    def convert(self, index: int) -> ConvertedLayer:
+        layer = self._plan.layers[index]
+        weights = self._timed("read", read_layer, self._checkpoint, self._family, layer.source, index, self._rotary)
+        if self._runner is None:
+            white = LayerStatistics.white(layer.source.hidden_size).to(weights.query.dtype)
+            split = self._split(weights, white, layer.target)
+            return ConvertedLayer(tensors=self._timed("fold", self._fold, weights, split, white, layer.target))
+        seen = self._timed("calibrate", self._runner.run_layer, index, weights)
+        statistics = seen.statistics.to(weights.query.dtype)
+        split = self._timed("fold", self._split, weights, statistics, layer.target)
+        spec, exact = exact_layer(weights, split, layer.target)
+        errors = {ROTARY: self._timed("calibrate", self._probe, index, ROTARY, self._build(index, spec, exact), seen)}
+        tensors = self._timed("fold", self._fold, weights, split, statistics, layer.target)
+        attention = self._build(index, layer.target, tensors)
+        errors[LOW_RANK] = self._timed("calibrate", self._probe, index, LOW_RANK, attention, seen)
+        if seen.fit is not None:
+            errors |= self._fit(index, attention, seen.fit)
+            tensors = {name: attention.state_dict()[name] for name in tensors}
+        self._runner.drop_layer()
+        return ConvertedLayer(tensors=tensors, errors=errors)
+
+    def _split(self, weights: Any, statistics: LayerStatistics, target: LatentSpec) -> Any:
+        return self._options.strategy.split(weights, statistics, target.qk_rope_head_dim // 2)
+
+    def _fold(self, weights: Any, split: Any, statistics: LayerStatistics, target: LatentSpec) -> dict[str, Tensor]:
+        return fold_layer(weights, split, statistics, target, self._plan.factorize)
+
+    def _probe(self, index: int, stage: str, attention: Attention, seen: Observation) -> float:
+        assert self._runner is not None
+        self._runner.probe(index, stage, attention)
+        return seen.sample.relative_error(attention)
+
+    def _fit(self, index: int, attention: Attention, data: FitData) -> dict[str, float]:
+        """Refit and polish in place, then run the converted prefix through the result."""
+        assert self._runner is not None
+        self._timed(REFIT, refit_output, attention, data)
+        errors = {REFIT: self._timed("calibrate", data.relative_error, attention)}
+        self._timed("calibrate", self._runner.probe, index, REFIT, attention)
+        if self._options.polishes:
+            if not self.polish_steps:
+                seconds = 60 * self._options.polish_minutes / len(self._plan.layers)
+                self.polish_steps = steps_within(seconds, copy.deepcopy(attention), data)
+            seed = self._options.seed + index
+            self._timed(POLISH, polish, attention, data, steps=self.polish_steps, seed=seed)
+            errors[POLISH] = self._timed("calibrate", data.relative_error, attention)
+            self._timed("calibrate", self._runner.probe, index, POLISH, attention)
+        self._timed(POLISH if self._options.polishes else REFIT, self._runner.follow, index, attention)
+        return errors
+
+    def _build(self, index: int, spec: LatentSpec, tensors: dict[str, Tensor]) -> Attention:
+        config = self._checkpoint.config
+        context = LayerContext(config=config, layer_idx=index, base_pairs=head_dim(config) // 2)
+        config._attn_implementation = "sdpa"
+        with torch.device("meta"):
+            attention = build_attention(spec, context).eval()
+        state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+        attention.load_state_dict(state, assign=True)
+        return attention.requires_grad_(False)
+
+    def _timed(self, stage: str, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        result = function(*args, **kwargs)
+        self.seconds[stage] += time.perf_counter() - start
+        return result

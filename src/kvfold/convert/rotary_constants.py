@@ -1,0 +1,62 @@
+"""What replaces a rotation that is dropped: the best constant 2x2 matrix per query head and pair."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kvfold.convert.statistics import LayerStatistics
+from kvfold.convert.weights import LayerWeights
+
+DAMPING = 1e-3  # of the mean of a gram's diagonal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """`matrix[n, l]` is M in the score q^T M k of an unrotated pair; `residual` the share of the rotated score's energy
+    that it misses, and `residual_energy` that in absolute terms, for the softmax of each query head."""
+
+    matrix: Float[Tensor, "N P 2 2"]
+    residual: Float[Tensor, "N P"]
+    residual_energy: Float[Tensor, "N P"]
+
+
+def identity(weights: LayerWeights) -> Constants:
+    """Rotation dropped and nothing put in its place but the gain of the rope scaling: the papers' choice."""
+    spec = weights.spec
+    shape = (spec.num_attention_heads, spec.head_dim // 2)
+    matrix = weights.rope_gain * torch.eye(2, dtype=weights.query.dtype).repeat(*shape, 1, 1)
+    ones = torch.ones(shape, dtype=weights.query.dtype)
+    return Constants(matrix=matrix, residual=ones, residual_energy=ones)
+
+
+def best_constants(weights: LayerWeights, statistics: LayerStatistics) -> Constants:
+    """The M that minimise `sum_i Var_{j ~ a_i}(q^_i . k^_j - q_i^T M k_j)`, pair by pair.
+
+    A softmax ignores a constant per row, and to second order the KL divergence between two attentions is half the
+    variance of the score error under the attention weights; hence this objective. Without calibration: the identity.
+    """
+    moments = statistics.attention
+    if moments is None:
+        return identity(weights)
+    gram, target, energy = moments.bare_gram, moments.bare_target, moments.rotated_energy
+    scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(gram.dtype).tiny)
+    damped = gram + DAMPING * scale[..., None, None] * torch.eye(4, dtype=gram.dtype)
+    solution = torch.linalg.solve(damped, target)
+    missed = energy - 2 * (solution * target).sum(-1) + torch.einsum("npa,npab,npb->np", solution, gram, solution)
+    missed = missed.clamp_min(0)
+    share = (missed / energy.clamp_min(torch.finfo(gram.dtype).tiny)).clamp(0, 1)
+    return Constants(matrix=solution.unflatten(-1, (2, 2)), residual=share, residual_energy=missed)
+
+
+def fold_constants(
+    weights: LayerWeights, constants: Constants
+) -> tuple[Float[Tensor, "N d D"], Float[Tensor, "N d"] | None]:
+    """Query rows and bias with the constants in them: the score q^T M k is (M^T q) . k."""
+    parts = weights.query.unflatten(1, (2, -1))  # (N, part, P, D)
+    query = torch.einsum("npab,napD->nbpD", constants.matrix, parts).flatten(1, 2)
+    if weights.query_bias is None:
+        return query, None
+    bias = torch.einsum("npab,nap->nbp", constants.matrix, weights.query_bias.unflatten(1, (2, -1))).flatten(1)
+    return query, bias
