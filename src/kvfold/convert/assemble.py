@@ -12,10 +12,18 @@ from kvfold.convert.weights import LayerWeights, RotarySplit
 
 
 def fold_layer(
-    weights: LayerWeights, split: RotarySplit, statistics: LayerStatistics, target: LatentSpec, factorize: str
+    weights: LayerWeights,
+    split: RotarySplit,
+    statistics: LayerStatistics,
+    target: LatentSpec,
+    factorize: str,
+    **choices: float,
 ) -> dict[str, Tensor]:
-    """One layer's attention as `LatentAttention` tensors of shape `target`, by parameter name."""
-    factors = FACTORIZATIONS[factorize](split, weights, statistics, target.kv_lora_rank)
+    """One layer's attention as `LatentAttention` tensors of shape `target`, by parameter name.
+
+    `choices` are those that the factorisation leaves open.
+    """
+    factors = FACTORIZATIONS[factorize](split, weights, statistics, target.kv_lora_rank, **choices)
     return _tensors(weights, split, factors, target)
 
 

@@ -22,6 +22,8 @@ from kvfold.families import Family
 from kvfold.texts import check_vocabulary
 
 BATCH_TOKENS = 2048
+READ_OUT_TOKENS = 256
+"""Whose logits are held at once."""
 ORIGINAL = "original"
 
 
@@ -111,6 +113,7 @@ class LayerRunner:
         self._hidden = nn.functional.embedding(ids, embedding).float()
         self._followed = self._hidden.clone() if follow else None
         self._probes = dict.fromkeys((ORIGINAL, *stages), nn.functional.embedding(probe_ids, embedding).float())
+        self._branches: list[Tensor] = []
         self._windows = family.sliding_windows(config)
         self._position_ids = torch.arange(ids.shape[1])[None]
         self._position_embeddings = rotary_embedding(config, family)(self._hidden[:1], self._position_ids)
@@ -159,6 +162,8 @@ class LayerRunner:
         before = self._hidden
         with _hooked(layer.get_submodule(self._family.attention), watch):
             self._hidden = self._through(layer, before, mask)
+        self._branches = [self._through(layer, hidden, mask) for hidden in self._branches]
+        self._branch_point = self._probes[ORIGINAL]
         self._probes[ORIGINAL] = self._through(layer, self._probes[ORIGINAL], mask)
         statistics = replace(moments.finish(), attention=None if attention is None else attention.finish())
         fit = None
@@ -181,21 +186,48 @@ class LayerRunner:
         self._probes[stage] = self._through(self._layer, self._probes[stage], self._mask(self._windows[index]))
 
     @torch.no_grad()
+    def branch(self, index: int, attention: Attention) -> None:
+        """Begin to follow the original with only the attention of layer `index`, the last that was run, replaced."""
+        setattr(self._layer, self._family.attention, attention)
+        self._branches.append(self._through(self._layer, self._branch_point, self._mask(self._windows[index])))
+
+    @torch.no_grad()
+    def branch_divergences(self) -> list[float]:
+        """KL divergence in nats per token from the original's predictions to those of every branch."""
+        norm, head = self._read_out()
+        expected = [
+            (norm(part) @ head.T).log_softmax(-1) for part in self._probes[ORIGINAL].flatten(0, 1).split(READ_OUT_TOKENS)
+        ]
+        result: list[float] = []
+        for hidden in self._branches:
+            total = 0.0
+            for log_p, part in zip(expected, hidden.flatten(0, 1).split(READ_OUT_TOKENS), strict=True):
+                log_q = (norm(part) @ head.T).log_softmax(-1)
+                total += float((log_p.exp() * (log_p - log_q)).sum())
+            result.append(total / self._probe_ids.numel())
+        return result
+
+    @torch.no_grad()
     def probe_losses(self) -> dict[str, float]:
         """Nats per token on the probe windows, of the original and of the model after each stage."""
-        names = self._checkpoint.names()
-        head_name = f"{self._family.head}.weight"
-        head = self._checkpoint.read(head_name if head_name in names else f"{self._family.embedding}.weight").float()
-        norm = self._model.get_submodule(self._family.norm)
-        norm.load_state_dict({"weight": self._checkpoint.read(f"{self._family.norm}.weight").float()}, assign=True)
+        norm, head = self._read_out()
         targets = self._probe_ids[:, 1:].flatten()
         losses: dict[str, float] = {}
         for stage, hidden in self._probes.items():
             normed = norm(hidden[:, :-1]).flatten(0, 1)
-            parts = zip(normed.split(256), targets.split(256), strict=True)
+            parts = zip(normed.split(READ_OUT_TOKENS), targets.split(READ_OUT_TOKENS), strict=True)
             total = sum(float(nn.functional.cross_entropy(x @ head.T, y, reduction="sum")) for x, y in parts)
             losses[stage] = total / len(targets)
         return losses
+
+    def _read_out(self) -> tuple[nn.Module, Float[Tensor, "vocabulary D"]]:
+        """The final norm, and the weight of the head."""
+        names = self._checkpoint.names()
+        head = f"{self._family.head}.weight"
+        weight = self._checkpoint.read(head if head in names else f"{self._family.embedding}.weight").float()
+        norm = self._model.get_submodule(self._family.norm)
+        norm.load_state_dict({"weight": self._checkpoint.read(f"{self._family.norm}.weight").float()}, assign=True)
+        return norm, weight
 
     def drop_layer(self) -> None:
         """Free the weights of the layer that was run last."""

@@ -17,7 +17,8 @@ from kvfold.convert.weights import LayerWeights, RotarySplit
 
 DAMPING = 1e-3  # of the mean eigenvalue, on a moment that must be inverted
 ROOT_DAMPING = 1e-2  # of the mean eigenvalue, on the metric of one head
-VALUE_BALANCE = 0.5  # values against keys, in units of the balance that makes both as large; measured
+VALUE_BALANCE = 0.3  # values against keys, in units of the balance that makes both as large; measured
+BALANCES = (0.15, 0.25, 0.35, 0.5, 0.8)  # what is tried for every layer where that is quick
 READ_SHARE = 0.5  # of the moment that comes from what attention reads; measured
 
 
@@ -140,25 +141,42 @@ def pca_balanced(split: RotarySplit, weights: LayerWeights, statistics: LayerSta
     return factorize(split, weights, rank, _balanced(split, weights, metric, 1.0))
 
 
-def attention_aware(split: RotarySplit, weights: LayerWeights, statistics: LayerStatistics, rank: int) -> Factors:
+def attention_aware(
+    split: RotarySplit,
+    weights: LayerWeights,
+    statistics: LayerStatistics,
+    rank: int,
+    balance: float = VALUE_BALANCE,
+) -> Factors:
     """The joint SVD in units of what attention does with keys and values.
 
     Keys count by the scores they make, with the root of `sum_n E[q_n q_n^T]` over the query heads of a group (the
     queries that meet the unrotated keys, constants included); values by the output they make, with the root of
     `sum_n W_o,n^T W_o,n`. Inputs are weighted half by how often they occur and half by how attention reads them (the
-    moment of the attention-weighted means of x).
+    moment of the attention-weighted means of x). `balance` scales the values, 1 making both as large.
     """
+    return factorize(split, weights, rank, _attention_metric(split, weights, statistics, balance))
+
+
+def metric_spectrum(split: RotarySplit, weights: LayerWeights, statistics: LayerStatistics) -> Float[Tensor, " ranks"]:
+    """The error that each further rank of `attention_aware` removes, largest first."""
+    metric = _attention_metric(split, weights, statistics, VALUE_BALANCE)
+    assert metric.moment is not None
+    rows = torch.cat((_apply(metric.key_root, split.key_nope), _apply(metric.value_root, weights.value)))
+    return torch.linalg.eigvalsh(rows @ metric.moment @ rows.T).flip(0)[: weights.spec.hidden_size]
+
+
+def _attention_metric(
+    split: RotarySplit, weights: LayerWeights, statistics: LayerStatistics, balance: float
+) -> Metric:
     assert statistics.tokens
     spec = weights.spec
-    rows = split.query_nope
-    bias = None if split.query_nope_bias is None else split.query_nope_bias.flatten()
-    query = statistics.output_moment(rows.flatten(0, 1), bias)
-    query = query.view(*rows.shape[:2], *rows.shape[:2]).diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # (N, n, n)
+    query = statistics.head_moments(split.query_nope, split.query_nope_bias)
     key_metric = query.unflatten(0, (-1, spec.query_groups)).sum(1)
     output = weights.output.unflatten(1, (spec.num_key_value_heads, spec.query_groups, spec.head_dim))
     value_metric = torch.einsum("ogmv,ogmw->gvw", output, output)
     metric = Metric(moment=_read_moment(statistics), key_root=_root(key_metric), value_root=_root(value_metric))
-    return factorize(split, weights, rank, _balanced(split, weights, metric, VALUE_BALANCE))
+    return _balanced(split, weights, metric, balance)
 
 
 def _read_moment(statistics: LayerStatistics) -> Float[Tensor, "D D"]:
@@ -192,7 +210,7 @@ def _root(moment_Gww: Float[Tensor, "G w w"]) -> Float[Tensor, "G w w"]:
     return (vectors * values.sqrt()[:, None]) @ vectors.mT
 
 
-Factorization = Callable[[RotarySplit, LayerWeights, LayerStatistics, int], Factors]
+Factorization = Callable[..., Factors]  # of (split, weights, statistics, rank) and, for some, a balance
 
 FACTORIZATIONS: dict[str, Factorization] = {
     "attention_aware": attention_aware,
@@ -205,3 +223,5 @@ FACTORIZATIONS: dict[str, Factorization] = {
 # What each method reads of the calibration: the plan runs none where nothing is needed.
 NEEDS_CALIBRATION = frozenset({"attention_aware", "svd_whitened", "pca_balanced"})
 NEEDS_ATTENTION = frozenset({"attention_aware"})
+# Those that take a `balance`.
+BALANCED = frozenset({"attention_aware"})

@@ -13,14 +13,17 @@ from kvfold.attention import Attention, LatentSpec, LayerContext, build_attentio
 from kvfold.checkpoint import Checkpoint
 from kvfold.convert.assemble import exact_layer, fold_layer
 from kvfold.convert.calibration import FitData, LayerRunner, Observation, rotary_embedding
+from kvfold.convert.factorize import BALANCED, BALANCES
 from kvfold.convert.options import ConvertOptions
 from kvfold.convert.plan import Plan
 from kvfold.convert.polish import polish, steps_within
 from kvfold.convert.refit import refit_output
 from kvfold.convert.statistics import LayerStatistics
-from kvfold.convert.weights import read_layer
+from kvfold.convert.weights import LayerWeights, RotarySplit, read_layer
 from kvfold.families import Family, head_dim
 
+SEARCH_WIDTH = 2048
+"""In wider models one factorisation takes as long as all others of a narrow one: there the usual balance is taken."""
 ROTARY, LOW_RANK, REFIT, POLISH = "rotary", "low rank", "refit", "polish"
 
 
@@ -36,6 +39,19 @@ class ConvertedLayer:
 
     tensors: dict[str, Tensor]
     errors: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A layer of the original, and what it becomes in one shot."""
+
+    weights: LayerWeights
+    statistics: LayerStatistics
+    split: RotarySplit
+    tensors: dict[str, Tensor]
+    attention: Attention
+    errors: dict[str, float]
+    fit: FitData | None
 
 
 class LayerConverter:
@@ -57,31 +73,72 @@ class LayerConverter:
         self.seconds: dict[str, float] = dict.fromkeys(("read", "calibrate", "fold", REFIT, POLISH, "write"), 0.0)
 
     def convert(self, index: int) -> ConvertedLayer:
-        layer = self._plan.layers[index]
-        weights = self._timed("read", read_layer, self._checkpoint, self._family, layer.source, index, self._rotary)
         if self._runner is None:
-            white = LayerStatistics.white(layer.source.hidden_size).to(weights.query.dtype)
-            split = self._split(weights, white, layer.target)
-            return ConvertedLayer(tensors=self._timed("fold", self._fold, weights, split, white, layer.target))
-        seen = self._timed("calibrate", self._runner.run_layer, index, weights)
-        statistics = seen.statistics.to(weights.query.dtype)
-        split = self._timed("fold", self._split, weights, statistics, layer.target)
-        spec, exact = exact_layer(weights, split, layer.target)
-        errors = {ROTARY: self._timed("calibrate", self._probe, index, ROTARY, self._build(index, spec, exact), seen)}
-        tensors = self._timed("fold", self._fold, weights, split, statistics, layer.target)
-        attention = self._build(index, layer.target, tensors)
-        errors[LOW_RANK] = self._timed("calibrate", self._probe, index, LOW_RANK, attention, seen)
-        if seen.fit is not None:
-            errors |= self._fit(index, attention, seen.fit)
-            tensors = {name: attention.state_dict()[name] for name in tensors}
+            return self._by_weights_alone(index)
+        trial = self.try_layer(index)
+        tensors, errors = trial.tensors, trial.errors
+        if trial.fit is not None:
+            errors = errors | self._fit(index, trial.attention, trial.fit)
+            fitted = trial.attention.state_dict()
+            tensors = {name: fitted[name] for name in tensors}
         self._runner.drop_layer()
         return ConvertedLayer(tensors=tensors, errors=errors)
 
-    def _split(self, weights: Any, statistics: LayerStatistics, target: LatentSpec) -> Any:
+    def try_layer(self, index: int) -> Trial:
+        """Run a layer of the original over the calibration text, and fold it in one shot."""
+        assert self._runner is not None
+        layer = self._plan.layers[index]
+        weights = self._read(index)
+        seen = self._timed("calibrate", self._runner.run_layer, index, weights)
+        statistics = seen.statistics.to(weights.query.dtype)
+        split = self._timed("fold", self._split, weights, statistics, layer.target)
+        rotary = self._build(index, *exact_layer(weights, split, layer.target))
+        errors = {ROTARY: self._timed("calibrate", self._probe, index, ROTARY, rotary, seen)}
+        tensors = self._timed("fold", self._fold_best, index, weights, split, statistics, layer.target, seen)
+        attention = self._build(index, layer.target, tensors)
+        errors[LOW_RANK] = self._timed("calibrate", self._probe, index, LOW_RANK, attention, seen)
+        return Trial(
+            weights=weights,
+            statistics=statistics,
+            split=split,
+            tensors=tensors,
+            attention=attention,
+            errors=errors,
+            fit=seen.fit,
+        )
+
+    def _by_weights_alone(self, index: int) -> ConvertedLayer:
+        layer, weights = self._plan.layers[index], self._read(index)
+        white = LayerStatistics.white(layer.source.hidden_size).to(weights.query.dtype)
+        split = self._split(weights, white, layer.target)
+        return ConvertedLayer(tensors=self._timed("fold", self._fold, weights, split, white, layer.target))
+
+    def _read(self, index: int) -> LayerWeights:
+        source = self._plan.layers[index].source
+        return self._timed("read", read_layer, self._checkpoint, self._family, source, index, self._rotary)
+
+    def _split(self, weights: LayerWeights, statistics: LayerStatistics, target: LatentSpec) -> RotarySplit:
         return self._options.strategy.split(weights, statistics, target.qk_rope_head_dim // 2)
 
-    def _fold(self, weights: Any, split: Any, statistics: LayerStatistics, target: LatentSpec) -> dict[str, Tensor]:
-        return fold_layer(weights, split, statistics, target, self._plan.factorize)
+    def _fold(
+        self, weights: LayerWeights, split: RotarySplit, statistics: LayerStatistics, target: LatentSpec, **choices: float
+    ) -> dict[str, Tensor]:
+        return fold_layer(weights, split, statistics, target, self._plan.factorize, **choices)
+
+    def _fold_best(
+        self,
+        index: int,
+        weights: LayerWeights,
+        split: RotarySplit,
+        statistics: LayerStatistics,
+        target: LatentSpec,
+        seen: Observation,
+    ) -> dict[str, Tensor]:
+        """The balance of keys and values with the least error of attention on the sample, where there is one."""
+        if self._plan.factorize not in BALANCED or target.hidden_size > SEARCH_WIDTH:
+            return self._fold(weights, split, statistics, target)
+        trials = [self._fold(weights, split, statistics, target, balance=balance) for balance in BALANCES]
+        return min(trials, key=lambda tensors: seen.sample.relative_error(self._build(index, target, tensors)))
 
     def _probe(self, index: int, stage: str, attention: Attention, seen: Observation) -> float:
         assert self._runner is not None

@@ -229,8 +229,8 @@ class Budget:
 def resolve_budget(options: ConvertOptions, spec: GroupedSpec) -> Budget:
     """The budget of `options` for a layer of shape `spec`.
 
-    A cache ratio gives the rotary keys an eighth of each KV head's key (MHA2MLA's default, d/16 pairs), at most a
-    third of what is kept; the rest is latent. A latent of the model's width is exact, so what is beyond it goes to the
+    A cache ratio gives the rotary keys 27 % of what is kept (layout `shared`), or an eighth of each KV head's key
+    (`per_head`; MHA2MLA's default, d/16 pairs), at most a third; the rest is latent. A latent of the model's width is exact, so what is beyond it goes to the
     rotary keys.
 
     Raises:
@@ -245,7 +245,7 @@ def resolve_budget(options: ConvertOptions, spec: GroupedSpec) -> Budget:
         )
     elif options.cache_ratio is not None:
         kept = int(options.cache_ratio * spec.cached_elements() + 1e-9)
-        rope = _default_rope_dim(options, spec, kept // (3 * heads))
+        rope = _default_rope_dim(options, spec, kept)
         if rope < 2:
             raise BudgetError(
                 f"cache_ratio {options.cache_ratio} keeps {kept} of {spec.cached_elements()} elements per token and "
@@ -264,12 +264,13 @@ def resolve_budget(options: ConvertOptions, spec: GroupedSpec) -> Budget:
     return budget
 
 
-def _default_rope_dim(options: ConvertOptions, spec: GroupedSpec, limit: int) -> int:
-    """Rotary dims for a cache ratio, at most `limit`; less than 2 if that is too little."""
+def _default_rope_dim(options: ConvertOptions, spec: GroupedSpec, kept: int) -> int:
+    """Rotary dims where `kept` elements are kept in all; less than 2 if that is too little."""
     layout = LAYOUTS[options.layout]
+    limit = kept // (3 * layout.rotary_heads(spec))
     if options.strategy.uniform:
         return max((dim for dim in range(2, limit + 1, 2) if spec.head_dim % dim == 0), default=0)
-    wanted = min(layout.default_rope_dim(spec), limit)
+    wanted = min(layout.default_rope_dim(spec, kept), limit, layout.full_rope_dim(spec))
     return (min(wanted, spec.head_dim) if options.strategy.single else wanted) // 2 * 2
 
 

@@ -67,10 +67,15 @@ class Layout:
             return spec.head_dim - rope_dim
         return 0 if rope_dim == self.full_rope_dim(spec) else spec.head_dim
 
-    def default_rope_dim(self, spec: GroupedSpec) -> int:
-        """An eighth of the components: d/16 pairs per KV head, as in arXiv 2502.14837."""
-        return max(self.full_rope_dim(spec) // 16 * 2, 2)
+    def default_rope_dim(self, spec: GroupedSpec, kept: int) -> int:
+        """Rotary dims of one head where `kept` elements are kept in all: d/16 pairs per KV head, as in arXiv
+        2502.14837; a shared head takes the share that was measured to be best."""
+        if self.per_head:
+            return max(spec.head_dim // 8, 2)
+        return round(SHARED_ROTARY_SHARE * kept / 2) * 2
 
+
+SHARED_ROTARY_SHARE = 0.27
 
 LAYOUTS: dict[str, Layout] = {
     "shared": Layout(

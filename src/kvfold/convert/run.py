@@ -17,6 +17,7 @@ from kvfold.convert.card import write_description
 from kvfold.convert.layers import LayerConverter, stages_of
 from kvfold.convert.options import ConvertOptions
 from kvfold.convert.plan import Plan, make_plan, needs_attention, needs_text
+from kvfold.convert.profile import Profile, profile_model, share_ranks
 from kvfold.convert.sources import calibration_ids
 from kvfold.convert.weights import expected_shapes
 from kvfold.errors import OptionError
@@ -25,6 +26,8 @@ from kvfold.texts import EVALUATION, read_text, token_ids
 
 Progress = Callable[[str, int, int], None]
 
+STATE_STEP, PROFILE_STEP = "state", "profile"
+PROFILE_TOKENS = 8192
 PROBE_WINDOWS = 2
 """Windows of the shipped novel on which the loss of each stage is measured."""
 
@@ -101,12 +104,14 @@ def convert(
         checkpoint = open_checkpoint(model)
         family, what = prepare(checkpoint, chosen)
         tokenizer = checkpoint.load_tokenizer()
-        runner, text = None, ""
+        runner, ids = None, None
         if needs_text(chosen):
             ids = calibration_ids(checkpoint.path, tokenizer, chosen, progress)
-            text = hashlib.sha256(ids.numpy().tobytes()).hexdigest()
             runner = make_runner(checkpoint, family, tokenizer, ids, chosen)
-        journal = folder.journal(_key(checkpoint, chosen, text))
+        journal = folder.journal(_key(checkpoint, chosen, ids))
+        if chosen.per_layer:
+            assert ids is not None
+            what = _share_out(checkpoint, family, tokenizer, ids, what, chosen, journal, progress)
         worker = _Worker(checkpoint, family, what, chosen, runner, journal)
         for index in range(len(what.layers)):
             worker.convert_layer(index, folder)
@@ -153,12 +158,53 @@ def make_runner(
     )
 
 
-def _key(checkpoint: Checkpoint, options: ConvertOptions, text: str) -> dict[str, Any]:
+def _share_out(
+    checkpoint: Checkpoint,
+    family: Family,
+    tokenizer: Any,
+    ids: Tensor,
+    plan: Plan,
+    options: ConvertOptions,
+    journal: Journal,
+    progress: Progress,
+) -> Plan:
+    """The plan with the latent ranks shared among the layers by what each needs, as much in all as before."""
+    if PROFILE_STEP in journal.entries:
+        ranks = journal.load(PROFILE_STEP)[1]["ranks"]
+    else:
+        profile = profile_checkpoint(checkpoint, family, tokenizer, ids, plan, options, progress)
+        target = plan.layers[0].target
+        ranks = share_ranks(profile.layers, target.qk_rope_head_dim, target.kv_lora_rank)
+        journal.save(PROFILE_STEP, {}, {"ranks": ranks})
+    layers = zip(plan.layers, ranks, strict=True)
+    return replace(
+        plan,
+        layers=tuple(replace(layer, target=replace(layer.target, kv_lora_rank=rank)) for layer, rank in layers),
+    )
+
+
+def profile_checkpoint(
+    checkpoint: Checkpoint,
+    family: Family,
+    tokenizer: Any,
+    ids: Tensor,
+    plan: Plan,
+    options: ConvertOptions,
+    progress: Progress,
+) -> Profile:
+    """What every layer needs, measured on the first windows of the calibration text."""
+    alone = replace(options, one_shot=True, polish_minutes=0.0, polish_steps=0)
+    some = ids[: max(PROFILE_TOKENS // ids.shape[1], 1)]
+    runner = make_runner(checkpoint, family, tokenizer, some, alone)
+    return profile_model(LayerConverter(checkpoint, family, plan, alone, runner), runner, plan, progress)
+
+
+def _key(checkpoint: Checkpoint, options: ConvertOptions, ids: Tensor | None) -> dict[str, Any]:
     """All that the steps of a conversion depend on."""
     return {
         "source": checkpoint.fingerprint(),
         "options": options.to_dict(),
-        "text": text,
+        "text": None if ids is None else hashlib.sha256(ids.numpy().tobytes()).hexdigest(),
         "versions": {name: version(name) for name in ("kvfold", "torch", "transformers")},
         "threads": torch.get_num_threads(),
     }
@@ -181,8 +227,8 @@ class _Worker:
         self._written: set[str] = set()
         self.stage_errors: dict[str, list[float]] = {}
         steps = None
-        if journal.resumed_from is not None:
-            state, facts = journal.load("state")
+        if STATE_STEP in journal.entries:
+            state, facts = journal.load(STATE_STEP)
             steps = facts["polish_steps"]
             if runner is not None:
                 runner.restore(state)
@@ -199,7 +245,7 @@ class _Worker:
             facts = {"errors": layer.errors}
             state = {} if self._runner is None else self._runner.state
             steps = {"polish_steps": self.converter.polish_steps}
-            self._timed(self._journal.update, {"state": (state, steps), name: (tensors, facts)})
+            self._timed(self._journal.update, {STATE_STEP: (state, steps), name: (tensors, facts)})
         for key, tensor in tensors.items():
             self._timed(out.add, key, tensor)
         for stage, error in facts["errors"].items():

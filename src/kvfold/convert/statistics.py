@@ -52,6 +52,16 @@ class LayerStatistics:
             moment = moment + cross + cross.T + torch.outer(bias, bias)
         return moment
 
+    def head_moments(
+        self, weight: Float[Tensor, "h w D"], bias: Float[Tensor, "h w"] | None = None
+    ) -> Float[Tensor, "h w w"]:
+        """E[y_h y_h^T] of every head's y_h = W_h x + b_h."""
+        moment = weight @ self.second_moment @ weight.mT
+        if bias is None:
+            return moment
+        cross = (weight @ self.mean)[:, :, None] * bias[:, None]
+        return moment + cross + cross.mT + bias[:, :, None] * bias[:, None]
+
 
 class StatisticsAccumulator:
     """Sums over batches; fp64 sums of fp32 products, so that the order of batches does not matter beyond rounding."""
