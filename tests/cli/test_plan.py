@@ -38,7 +38,7 @@ def calls(monkeypatch, tmp_path):
         calls.append((model, ratios, method))
         return SimpleNamespace(to_dict=lambda: TRADEOFF)
 
-    monkeypatch.setattr(importlib.import_module("kvfold.convert"), "tradeoff", tradeoff, raising=False)
+    monkeypatch.setattr(importlib.import_module("kvfold.evaluate"), "tradeoff", tradeoff)
     monkeypatch.chdir(tmp_path)
     return calls
 

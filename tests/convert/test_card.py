@@ -10,7 +10,7 @@ from kvfold.convert.card import _recipe
 
 def test_the_recipe_is_yaml_whatever_the_files_are_called():
     options = ConvertOptions(cache_ratio=0.25, calibration=('it\'s "odd": {x}\\ü.txt', "- b #.txt"), dtype="float16")
-    spelt_out = replace(options, rope="energy", factorize="svd_whitened", calibration_weights=(1.0, 1.0))
+    spelt_out = replace(options, rope="mixed", factorize="attention_aware", calibration_weights=(1.0, 1.0))
     assert ConvertOptions.from_dict(yaml.safe_load(_recipe(options))) == spelt_out
     assert ConvertOptions.from_dict(yaml.safe_load(_recipe(ConvertOptions(lossless=True)))).lossless
 
@@ -22,6 +22,6 @@ def test_the_recipe_spells_the_calibration_out():
     texts = ("default", "sampled", "a.txt")
     weighted = ConvertOptions(cache_ratio=0.25, calibration=texts, calibration_weights=(1.0, 0.5, 1e-7), seed=7)
     recipe = yaml.safe_load(_recipe(weighted))
-    assert ConvertOptions.from_dict(recipe) == replace(weighted, rope="energy", factorize="svd_whitened")
+    assert ConvertOptions.from_dict(recipe) == replace(weighted, rope="mixed", factorize="attention_aware")
     recipe = yaml.safe_load(_recipe(replace(weighted, calibration_weights=())))
     assert recipe["calibration_weights"] == [1.0, 1.0, 1.0]

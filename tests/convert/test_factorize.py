@@ -1,10 +1,26 @@
 """Low rank: optimal where a theorem says what the optimum is."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from kvfold.convert.factorize import DAMPING, FACTORIZATIONS, reduced_rank, svd_joint, svd_split
+from kvfold.attention import GroupedSpec
+from kvfold.convert.factorize import (
+    DAMPING,
+    FACTORIZATIONS,
+    VALUE_BALANCE,
+    Metric,
+    attention_aware,
+    factorize,
+    reduced_rank,
+    svd_joint,
+    svd_split,
+    svd_whitened,
+)
+from kvfold.convert.rotary import LAYOUTS
 from kvfold.convert.statistics import LayerStatistics
+from kvfold.convert.weights import LayerWeights, RotarySplit
 
 SHAPES = {"wide": (10, 24), "square": (12, 12), "tall": (24, 10)}
 
@@ -23,6 +39,29 @@ def statistics(width, tokens=200):
     return LayerStatistics(second_moment=moment_of(width), mean=zeros, query_norm=None, key_norm=None, tokens=tokens)
 
 
+def folded(method, key, value, rank):
+    """The factors of a layer of two heads with these NoPE keys and values."""
+    width, value_width = key.shape[1], len(value) // 2
+    spec = GroupedSpec(hidden_size=width, num_attention_heads=4, num_key_value_heads=2, head_dim=value_width)
+    nothing = normal(4, 0, width)
+    split = RotarySplit(
+        index=torch.zeros(1, 0, dtype=torch.int64),
+        query_rope=nothing,
+        query_nope=normal(4, len(key) // 2, width, seed=5),
+        key_rope=nothing[:1],
+        key_nope=key.view(2, len(key) // 2, width),
+    )
+    weights = LayerWeights(
+        spec=spec,
+        query=normal(4, value_width, width),
+        key=normal(2, value_width, width),
+        value=value.view(2, value_width, width),
+        output=normal(width, 4 * value_width, seed=6),
+        frequency=normal(value_width // 2),
+    )
+    return FACTORIZATIONS[method](split, weights, statistics(width), rank)
+
+
 def squared_error(weight, down, up, moment=None):
     """`E|W x - up down x|^2`."""
     rest = weight - up @ down
@@ -33,7 +72,7 @@ def squared_error(weight, down, up, moment=None):
 @pytest.mark.parametrize("rank", [10, 13])
 def test_a_rank_of_the_whole_width_is_exact(method, rank):
     key, value = normal(16, 10), normal(12, 10, seed=2)
-    factors = FACTORIZATIONS[method](key, value, 2 * rank, statistics(10))
+    factors = folded(method, key, value, 2 * rank)
     assert factors.down.shape == (2 * rank, 10)
     torch.testing.assert_close(factors.up_key @ factors.down, key)
     torch.testing.assert_close(factors.up_value @ factors.down, value)
@@ -95,7 +134,7 @@ def test_rank_zero_and_a_zero_weight():
 def test_every_method_has_the_rank_that_was_asked_for(method):
     key, value = normal(6, 20), normal(8, 20, seed=1)
     for rank in (1, 2, 5, 10, 13, 14, 20):
-        factors = FACTORIZATIONS[method](key, value, rank, statistics(20))
+        factors = folded(method, key, value, rank)
         shapes = (factors.down.shape, factors.up_key.shape, factors.up_value.shape)
         assert shapes == ((rank, 20), (6, rank), (8, rank))
         if rank >= 14:
@@ -105,7 +144,7 @@ def test_every_method_has_the_rank_that_was_asked_for(method):
 
 @pytest.mark.parametrize("method", FACTORIZATIONS)
 def test_without_content_keys_only_values_are_folded(method):
-    factors = FACTORIZATIONS[method](normal(0, 20), normal(8, 20), 5, statistics(20))
+    factors = folded(method, normal(0, 20), normal(8, 20), 5)
     assert factors.up_key.shape == (0, 5)
     assert torch.linalg.matrix_rank(factors.up_value) == 5
 
@@ -113,18 +152,91 @@ def test_without_content_keys_only_values_are_folded(method):
 def test_joint_is_never_worse_than_split_for_the_weights():
     key, value = normal(8, 20), 3 * normal(8, 20, seed=1)
     errors = {}
-    for method in (svd_joint, svd_split):
-        factors = method(key, value, 6, statistics(20))
+    for method in ("svd_joint", "svd_split"):
+        factors = folded(method, key, value, 6)
         errors[method] = squared_error(
             torch.cat((key, value)), factors.down, torch.cat((factors.up_key, factors.up_value))
         )
-    assert errors[svd_joint] < errors[svd_split]
+    assert errors["svd_joint"] < errors["svd_split"]
 
 
 def test_split_halves_the_rank_and_gives_the_rest_away():
-    key, value = normal(2, 20), normal(8, 20, seed=1)
-    factors = svd_split(key, value, 8, statistics(20))
+    key, value = normal(4, 20), normal(12, 20, seed=1)
+    factors = folded("svd_split", key, value, 12)
     torch.testing.assert_close(factors.up_key @ factors.down, key)
-    assert int((factors.up_value != 0).any(0).sum()) == 6
-    factors = svd_split(value, key, 8, statistics(20))
-    assert int((factors.up_key != 0).any(0).sum()) == 6
+    assert int((factors.up_value != 0).any(0).sum()) == 8
+    factors = folded("svd_split", value, key, 12)
+    torch.testing.assert_close(factors.up_value @ factors.down, key)
+    assert int((factors.up_key != 0).any(0).sum()) == 8
+
+
+def roots(heads, width, seed):
+    """Symmetric positive matrices."""
+    half = normal(heads, width, width, seed=seed)
+    return half @ half.mT + 0.1 * torch.eye(width).double()
+
+
+def metric_error(split, weights, factors, metric):
+    """The error of the metric's definition, head by head."""
+    total = 0.0
+    heads = len(weights.value)
+    for rows, up, root in (
+        (split.key_nope, factors.up_key, metric.key_root),
+        (weights.value, factors.up_value, metric.value_root),
+    ):
+        for head, part in enumerate(up.view(heads, -1, up.shape[1])):
+            rest = rows[head] - part @ factors.down
+            rest = rest if root is None else root[head] @ rest
+            total += float((rest @ metric.moment * rest).sum())
+    return total
+
+
+@pytest.mark.parametrize("width", [40, 12])  # more columns than rows, and fewer
+@pytest.mark.parametrize("strategy", ["mixed", "rotation_error"])
+def test_no_factors_are_closer_in_a_metric(make_layer, width, strategy):
+    weights = make_layer(width=width, biases=False)
+    layout = "shared" if strategy == "mixed" else "per_head"
+    white = LayerStatistics.white(width)
+    split = LAYOUTS[layout].strategies[strategy].split(weights, white, 1)
+    moment = moment_of(width) + 0.01 * torch.eye(width).double()
+    metric = Metric(moment=moment, key_root=roots(2, split.key_nope.shape[1], 1), value_root=roots(2, 8, 2))
+    # Where the moment must be inverted, the optimum is that of the damped one.
+    damping = DAMPING * moment.diagonal().mean() if width == 12 else 0
+    measure = replace(metric, moment=moment + damping * torch.eye(width).double())
+    factors = factorize(split, weights, 5, metric)
+    best = metric_error(split, weights, factors, measure)
+    for seed in range(20):
+        for size in (1e-3, 1e-1):
+            moved = type(factors)(
+                **{name: x * (1 + size * normal(*x.shape, seed=seed)) for name, x in vars(factors).items()}
+            )
+            assert metric_error(split, weights, moved, measure) > best
+    for other in (Metric(), Metric(moment=moment), replace(metric, key_root=None)):
+        assert metric_error(split, weights, factorize(split, weights, 5, other), measure) > best
+
+
+def test_attention_aware_loses_less_of_scores_and_outputs_than_the_others(make_layer, observe):
+    weights = make_layer(width=40)
+    hidden = normal(4, 50, 40, seed=3).float() * torch.logspace(0, -1, 40)
+    statistics = replace(observe(weights, hidden), attention=None)
+    split = LAYOUTS["shared"].strategies["mixed"].split(weights, statistics, 2)
+    x = hidden.flatten(0, 1).double()
+
+    def lost(method):
+        """Scores of all tokens with all others, and outputs, as shares of the whole; outputs count by the balance."""
+        factors = method(split, weights, statistics, 8)
+        key, value = (up @ factors.down for up in (factors.up_key, factors.up_value))
+        energy = torch.zeros(2, 2).double()
+        for head in range(4):
+            group = slice(8 * (head // 2), 8 * (head // 2) + 8)
+            query = x @ split.query_nope[head].T + split.query_nope_bias[head]
+            key_rows, value_rows = split.key_nope[head // 2], weights.value[head // 2]
+            output = weights.output[:, 8 * head : 8 * head + 8]
+            for kind, (left, rows, kept) in enumerate(((query, key_rows, key), (output, value_rows, value))):
+                for part, factor in enumerate((rows - kept[group], rows)):
+                    energy[kind, part] += (left @ (factor @ x.T)).square().sum()
+        scores, outputs = energy[:, 0] / energy[:, 1]
+        return float(scores + VALUE_BALANCE**2 * outputs)
+
+    # Its own measure, but for the damping of the roots.
+    assert 1.1 * lost(attention_aware) < min(lost(method) for method in (svd_joint, svd_split, svd_whitened))

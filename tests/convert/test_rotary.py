@@ -1,56 +1,20 @@
 """Which rotary components are kept, and that keeping all of them changes nothing."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from kvfold.attention import GroupedSpec
 from kvfold.convert.rotary import LAYOUTS
-from kvfold.convert.rotary_mixing import split_by_components
+from kvfold.convert.rotary_constants import best_constants, identity
 from kvfold.convert.rotary_selection import SELECTIONS, split_by_pairs
-from kvfold.convert.statistics import LayerStatistics, StatisticsAccumulator
-from kvfold.convert.weights import LayerWeights
-
-
-def layer(head_dim=8, heads=4, kv_heads=2, width=12, biases=True, rope_gain=1.0):
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    spec = GroupedSpec(
-        hidden_size=width,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        query_bias=biases,
-        key_bias=biases,
-    )
-    return LayerWeights(
-        spec=spec,
-        query=normal(heads, head_dim, width),
-        key=normal(kv_heads, head_dim, width),
-        value=normal(kv_heads, head_dim, width),
-        output=normal(width, heads * head_dim),
-        query_bias=normal(heads, head_dim) if biases else None,
-        key_bias=normal(kv_heads, head_dim) if biases else None,
-        rope_gain=rope_gain,
-    )
-
-
-def observed(weights, tokens=50):
-    accumulator = StatisticsAccumulator(weights)
-    x = torch.randn(2, tokens, weights.spec.hidden_size, generator=torch.Generator().manual_seed(1))
-    accumulator.update(x[:1] + 0.5)
-    accumulator.update(x[1:] + 0.5)
-    return accumulator.finish(), (x + 0.5).flatten(0, 1).double()
+from kvfold.convert.statistics import LayerStatistics
 
 
 def scores(weights, split, x, frozen=False):
     """Scores of every query head from the parts of a split, each token at its own position, or all at position zero."""
     width = split.query_nope.shape[1] + split.query_rope.shape[1]
-    angle = (
-        (0 if frozen else 1) * torch.arange(len(x)).double()[:, None] * 0.5 ** torch.arange(weights.spec.head_dim // 2)
-    )
+    angle = (0 if frozen else 1) * torch.arange(len(x)).double()[:, None] * weights.frequency
 
     def turned(rows, bias, index):
         y = x @ rows.T + (0 if bias is None else bias)
@@ -80,32 +44,45 @@ def _row(bias, index):
 PUBLISHED = {"high": [0, 1, 2, 3], "low": [28, 29, 30, 31], "uniform": [0, 8, 16, 24]}
 
 
+STRATEGIES = [(layout, name) for layout in LAYOUTS for name in LAYOUTS[layout].strategies]
+
+
 @pytest.mark.parametrize("strategy", PUBLISHED)
-def test_published_index_sets(strategy):
-    weights = layer(head_dim=64, heads=9, kv_heads=3)
+def test_published_index_sets(make_layer, strategy):
+    weights = make_layer(head_dim=64, heads=9, kv_heads=3)
     chosen = SELECTIONS[strategy](weights, LayerStatistics.white(12), 4)
     assert chosen.tolist() == [PUBLISHED[strategy]] * 3
 
 
-def test_full_keeps_every_pair():
-    assert SELECTIONS["full"](layer(), LayerStatistics.white(12), 4).tolist() == [[0, 1, 2, 3]] * 2
+def test_full_keeps_every_pair(make_layer):
+    assert SELECTIONS["full"](make_layer(), LayerStatistics.white(12), 4).tolist() == [[0, 1, 2, 3]] * 2
 
 
-def test_two_norm_is_the_product_of_mean_lengths_before_rotation():
-    weights = layer()
-    statistics, x = observed(weights)
+def test_two_norm_is_the_product_of_mean_lengths_before_rotation(make_layer, observe, hidden):
+    weights = make_layer()
+    x = hidden.flatten(0, 1).double()
     norms = []
     for rows, bias in ((weights.query, weights.query_bias), (weights.key, weights.key_bias)):
         y = torch.einsum("td,hcd->thc", x, rows) + bias
         norms.append(torch.complex(*y.chunk(2, dim=-1)).abs().mean(0))
     score = norms[0].unflatten(0, (2, 2)).sum(1) * norms[1]
-    chosen = SELECTIONS["2-norm"](weights, statistics, 2)
+    chosen = SELECTIONS["2-norm"](weights, observe(weights, hidden), 2)
     assert chosen.tolist() == [sorted(row.topk(2).indices.tolist()) for row in score]
 
 
-def test_moments():
-    weights = layer()
-    statistics, x = observed(weights)
+def test_rotation_error_keeps_what_a_constant_misses_most(make_layer, observe, hidden):
+    weights = make_layer()
+    statistics = observe(weights, hidden)
+    split = LAYOUTS["per_head"].strategies["rotation_error"].split(weights, statistics, 2)
+    missed = best_constants(weights, statistics).residual_energy
+    for group in range(2):
+        best = (missed[2 * group] + missed[2 * group + 1]).topk(2).indices.sort().values
+        assert torch.equal(split.index[group], best)
+
+
+def test_moments(make_layer, observe, hidden):
+    weights = make_layer()
+    statistics, x = observe(weights, hidden), hidden.flatten(0, 1).double()
     assert statistics.tokens == len(x) == 100
     torch.testing.assert_close(statistics.second_moment, x.T @ x / len(x), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(statistics.mean, x.mean(0), rtol=1e-5, atol=1e-6)
@@ -114,37 +91,44 @@ def test_moments():
     torch.testing.assert_close(moment, y.T @ y / len(x), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("biases", [False, True])
-@pytest.mark.parametrize("gain", [1.0, 1.3])
-def test_every_component_kept_is_exact_in_both_layouts(biases, gain):
-    weights = layer(biases=biases, rope_gain=gain)
-    statistics, x = observed(weights)
-    everything = split_by_pairs(weights, torch.arange(4).repeat(2, 1))
-    expected = scores(weights, everything, x)
-    mixed = split_by_components(weights, statistics, 8)
-    assert mixed.key_nope.shape == (2, 0, 12)
-    assert sorted(mixed.index[0].tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
-    torch.testing.assert_close(scores(weights, mixed, x), expected)
+def all_pairs(weights):
+    """The original's keys and queries as a split: everything rotated, nothing chosen."""
+    spec = weights.spec
+    index = torch.arange(spec.head_dim // 2).repeat(spec.num_key_value_heads, 1)
+    return split_by_pairs(weights, index, identity(weights))
+
+
+@pytest.mark.parametrize(("layout", "strategy"), STRATEGIES)
+@pytest.mark.parametrize(("biases", "gain", "kv_heads"), [(False, 1.0, 2), (True, 1.3, 2), (True, 1.0, 1)])
+def test_every_component_kept_is_exact(make_layer, observe, hidden, layout, strategy, biases, gain, kv_heads):
+    method = LAYOUTS[layout].strategies[strategy]
+    weights = make_layer(biases=biases, rope_gain=gain, kv_heads=kv_heads)
+    everything = LAYOUTS[layout].full_rope_dim(weights.spec) // 2
+    x = hidden[0].double()
+    for statistics in (observe(weights, hidden), *(() if method.required else (LayerStatistics.white(12),))):
+        split = method.split(weights, statistics, everything)
+        assert split.key_nope.shape == (kv_heads, 0, 12)
+        torch.testing.assert_close(scores(weights, split, x), scores(weights, all_pairs(weights), x))
 
 
 @pytest.mark.parametrize("gain", [1.0, 1.3])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_where_rotation_does_nothing_nothing_is_lost(layout, gain):
-    """At position zero both parts together give the original's scores, up to what a softmax ignores: the key bias of
-    the part without rotation, one number per query."""
-    weights = layer(rope_gain=gain)
-    statistics, x = observed(weights)
-    split = LAYOUTS[layout].strategies[LAYOUTS[layout].default](weights, statistics, 2)
-    everything = split_by_pairs(weights, torch.arange(4).repeat(2, 1))
-    kept, expected = (scores(weights, part, x, frozen=True).softmax(-1) for part in (split, everything))
+@pytest.mark.parametrize(("layout", "strategy"), [pair for pair in STRATEGIES if pair[1] != "assigned"])
+def test_where_rotation_does_nothing_nothing_is_lost(make_layer, observe, hidden, layout, strategy, gain):
+    """Without the original's attention there are no constants, and at position zero both parts together give its
+    scores, up to what a softmax ignores: the key bias of the part without rotation, one number per query.
+    (`assigned` has the gains of other distances.)"""
+    weights = make_layer(rope_gain=gain)
+    statistics = replace(observe(weights, hidden), attention=None)
+    split = LAYOUTS[layout].strategies[strategy].split(weights, statistics, 2)
+    x = hidden[0].double()
+    kept, expected = (scores(weights, part, x, frozen=True).softmax(-1) for part in (split, all_pairs(weights)))
     torch.testing.assert_close(kept, expected)
 
 
-def test_dims_of_a_layout():
-    spec = layer(head_dim=64, heads=9, kv_heads=3).spec
+def test_dims_of_a_layout(make_layer):
+    spec = make_layer(head_dim=64, heads=9, kv_heads=3).spec
     shared, per_head = LAYOUTS["shared"], LAYOUTS["per_head"]
     assert (shared.full_rope_dim(spec), per_head.full_rope_dim(spec)) == (192, 64)
-    assert (shared.default_rope_dim(spec), per_head.default_rope_dim(spec)) == (24, 8)
     assert (shared.nope_dim(spec, 24), shared.nope_dim(spec, 192)) == (64, 0)
     assert (per_head.nope_dim(spec, 8), per_head.nope_dim(spec, 64)) == (56, 0)
     assert (shared.rotary_heads(spec), per_head.rotary_heads(spec)) == (1, 3)

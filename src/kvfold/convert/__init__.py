@@ -2,6 +2,20 @@
 
 from kvfold.convert.options import ConvertOptions
 from kvfold.convert.plan import Plan
-from kvfold.convert.run import Conversion, convert, plan
+from kvfold.convert.profile import Profile, share_ranks
+from kvfold.convert.run import Conversion, convert, plan, prepare, probe_ids, profile_checkpoint
+from kvfold.convert.sources import calibration_ids
 
-__all__ = ["Conversion", "ConvertOptions", "Plan", "convert", "plan"]
+__all__ = [
+    "Conversion",
+    "ConvertOptions",
+    "Plan",
+    "Profile",
+    "calibration_ids",
+    "convert",
+    "plan",
+    "prepare",
+    "probe_ids",
+    "profile_checkpoint",
+    "share_ranks",
+]

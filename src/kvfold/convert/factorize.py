@@ -56,7 +56,8 @@ def reduced_rank(
     if moment is None:
         directions, singular = _top(weight.T @ weight, rank)
         return directions.T * singular.sqrt()[:, None], (weight @ directions) / singular.sqrt()
-    damped = moment + DAMPING * moment.diagonal().mean() * torch.eye(width, dtype=moment.dtype)
+    size = moment.diagonal().mean()
+    damped = moment + (DAMPING * size if size > 0 else 1.0) * torch.eye(width, dtype=moment.dtype)
     root = torch.linalg.cholesky(damped)
     whitened = weight @ root
     directions, singular = _top(whitened.T @ whitened, rank)
@@ -180,11 +181,14 @@ def _attention_metric(
 
 
 def _read_moment(statistics: LayerStatistics) -> Float[Tensor, "D D"]:
-    occurring = statistics.second_moment / statistics.second_moment.trace()
+    occurring = _of_unit_trace(statistics.second_moment)
     if statistics.attention is None:
         return occurring
-    read = statistics.attention.value_moment
-    return (1 - READ_SHARE) * occurring + READ_SHARE * read / read.trace()
+    return (1 - READ_SHARE) * occurring + READ_SHARE * _of_unit_trace(statistics.attention.value_moment)
+
+
+def _of_unit_trace(moment: Float[Tensor, "D D"]) -> Float[Tensor, "D D"]:
+    return moment / moment.trace().clamp_min(torch.finfo(moment.dtype).tiny)  # a pruned layer's is zero
 
 
 def _balanced(split: RotarySplit, weights: LayerWeights, metric: Metric, balance: float) -> Metric:

@@ -10,6 +10,7 @@ from kvfold.convert.statistics import LayerStatistics
 from kvfold.convert.weights import LayerWeights
 
 DAMPING = 1e-3  # of the mean of a gram's diagonal
+LEAST_VARIANCE = 1e-6  # of bare scores against rotated ones; below it are rounding errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,18 +36,23 @@ def best_constants(weights: LayerWeights, statistics: LayerStatistics) -> Consta
     """The M that minimise `sum_i Var_{j ~ a_i}(q^_i . k^_j - q_i^T M k_j)`, pair by pair.
 
     A softmax ignores a constant per row, and to second order the KL divergence between two attentions is half the
-    variance of the score error under the attention weights; hence this objective. Without calibration: the identity.
+    variance of the score error under the attention weights; hence this objective. Without calibration, and for a pair
+    whose bare scores hardly vary in the text (the same word again and again): the identity.
     """
     moments = statistics.attention
     if moments is None:
         return identity(weights)
     gram, target, energy = moments.bare_gram, moments.bare_target, moments.rotated_energy
-    scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(gram.dtype).tiny)
-    damped = gram + DAMPING * scale[..., None, None] * torch.eye(4, dtype=gram.dtype)
-    solution = torch.linalg.solve(damped, target)
+    scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1)
+    known = scale > LEAST_VARIANCE * energy
+    eye = torch.eye(4, dtype=gram.dtype)
+    damped = torch.where(known[..., None, None], gram + DAMPING * scale[..., None, None] * eye, eye)
+    kept = identity(weights).matrix.flatten(2)
+    solution = torch.where(known[..., None], torch.linalg.solve(damped, target), kept)
     missed = energy - 2 * (solution * target).sum(-1) + torch.einsum("npa,npab,npb->np", solution, gram, solution)
     missed = missed.clamp_min(0)
     share = (missed / energy.clamp_min(torch.finfo(gram.dtype).tiny)).clamp(0, 1)
+    share = torch.where(known, share, torch.ones_like(share))
     return Constants(matrix=solution.unflatten(-1, (2, 2)), residual=share, residual_energy=missed)
 
 

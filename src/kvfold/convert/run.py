@@ -144,18 +144,22 @@ def make_runner(
     checkpoint: Checkpoint, family: Family, tokenizer: Any, ids: Tensor, options: ConvertOptions
 ) -> LayerRunner:
     """The original on its calibration text, and on the shipped novel for the loss of each stage."""
-    length = ids.shape[1]
-    novel = token_ids(tokenizer, read_text(EVALUATION), minimum=1)
-    novel = novel.repeat(-(-length // len(novel)))  # for windows longer than a book
     return LayerRunner(
         checkpoint,
         family,
         ids,
-        novel[: len(novel) // length * length].view(-1, length)[:PROBE_WINDOWS],
+        probe_ids(tokenizer, ids.shape[1]),
         stages=stages_of(options),
         attention=needs_attention(options),
         follow=options.follows,
     )
+
+
+def probe_ids(tokenizer: Any, length: int) -> Tensor:
+    """A few windows of the shipped novel (V, T), which nothing is fitted to."""
+    novel = token_ids(tokenizer, read_text(EVALUATION), minimum=1)
+    novel = novel.repeat(-(-length // len(novel)))  # for windows longer than a book
+    return novel[: len(novel) // length * length].view(-1, length)[:PROBE_WINDOWS]
 
 
 def _share_out(

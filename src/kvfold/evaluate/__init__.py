@@ -12,6 +12,7 @@ from kvfold.evaluate.quantized import quantized_cache_factory
 from kvfold.evaluate.run import Evaluation, evaluate
 from kvfold.evaluate.speed import Speed, decode_speed
 from kvfold.evaluate.tasks import TaskScore, TaskScores, evaluate_tasks
+from kvfold.evaluate.tradeoff import Point, Tradeoff, tradeoff
 from kvfold.evaluate.verify import Verification, verify
 from kvfold.modeling import cache_keyword, forward_cached
 
@@ -19,9 +20,11 @@ __all__ = [
     "CacheSize",
     "Evaluation",
     "Perplexity",
+    "Point",
     "Speed",
     "TaskScore",
     "TaskScores",
+    "Tradeoff",
     "Verification",
     "cache_bytes",
     "cache_elements",
@@ -35,5 +38,6 @@ __all__ = [
     "measure_cache",
     "perplexity",
     "quantized_cache_factory",
+    "tradeoff",
     "verify",
 ]

@@ -1,0 +1,150 @@
+"""What each cache budget would cost: measured once per layer, predicted for every budget."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvfold.attention import LatentSpec
+from kvfold.checkpoint import open_checkpoint
+from kvfold.convert import (
+    ConvertOptions,
+    Plan,
+    Profile,
+    calibration_ids,
+    prepare,
+    probe_ids,
+    profile_checkpoint,
+    share_ranks,
+)
+from kvfold.errors import OptionError
+from kvfold.evaluate.perplexity import perplexity
+from kvfold.evaluate.quantized import packed_bytes, quantized_cache_factory
+from kvfold.modeling import load_model
+
+Progress = Callable[[str, int, int], None]
+
+BASE_RATIO = 0.25
+"""The budget that is tried; the others are predicted from it, so it lies in the middle of those that are usual."""
+TOKENS = 8192
+NAME = "kvfold mixed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One budget with one kind of cache. Bytes are per token over all layers, scales of quantised caches included."""
+
+    name: str
+    cache: str
+    cache_ratio: float | None
+    bytes_per_token: int
+    qk_rope_head_dim: int | None
+    kv_lora_rank: float | None
+    predicted_perplexity: float | None
+    perplexity: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tradeoff:
+    """Perplexity on a short text against cache bytes: of the original (measured) and of conversions (predicted)."""
+
+    model: str
+    text: dict[str, Any]
+    original: dict[str, float]
+    points: tuple[Point, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def tradeoff(model: str | Path, *, ratios: Sequence[float], progress: Progress, **options: Any) -> Tradeoff:
+    """Predict the one-shot perplexity of converting `model` at each cache ratio, without converting it.
+
+    One pass over the model on 8,192 calibration tokens folds every layer at a quarter of the cache and measures what
+    each costs, alone and together. Another ratio scales that by the energy of the rotary components and of the ranks
+    that it leaves out (see docs/METHODS.md). int8 and int4 caches of the original are measured, those of a conversion
+    predicted: the nats of both add up.
+
+    Raises:
+        KvfoldError: as `convert` does.
+        OptionError: the rope strategy or the factorisation has no prediction.
+    """
+    chosen = ConvertOptions.from_dict({"calibration_tokens": TOKENS} | options | {"cache_ratio": BASE_RATIO})
+    if chosen.rope_strategy != "mixed" or chosen.factorization != "attention_aware":
+        raise OptionError("only the rope strategy mixed with the factorization attention_aware can be predicted.")
+    checkpoint = open_checkpoint(model)
+    family, plan = prepare(checkpoint, chosen)
+    tokenizer = checkpoint.load_tokenizer()
+    ids = calibration_ids(checkpoint.path, tokenizer, chosen, progress)
+    profile = profile_checkpoint(checkpoint, family, tokenizer, ids, plan, chosen, progress)
+    network, _ = load_model(model, dtype=torch.float32)
+    probes = probe_ids(tokenizer, ids.shape[1])
+    size = plan.dtype.itemsize
+    source = plan.layers[0].source
+    original = {"bytes_per_token": plan.elements_before * size, "perplexity": math.exp(profile.original)}
+    points, lost = [], {}
+    for bits in (8, 4):
+        lost[bits] = _quantised_loss(network, probes, bits) - profile.original
+        nbytes = 2 * source.num_key_value_heads * packed_bytes(source.head_dim, bits=bits) * len(plan.layers)
+        points.append(
+            Point(
+                name="original",
+                cache=f"int{bits}",
+                cache_ratio=None,
+                bytes_per_token=nbytes,
+                qk_rope_head_dim=None,
+                kv_lora_rank=None,
+                predicted_perplexity=None,
+                perplexity=math.exp(profile.original + lost[bits]),
+            )
+        )
+        progress("measuring quantised caches of the original", len(points), 2)
+    for ratio in ratios:
+        _, other = prepare(checkpoint, ConvertOptions.from_dict(chosen.to_dict() | {"cache_ratio": ratio}))
+        points += _predicted(profile, other, ratio, chosen.per_layer, {16: 0.0} | lost)
+    return Tradeoff(
+        model=checkpoint.source,
+        text={"name": "the shipped novel", "windows": len(probes), "context": probes.shape[1]},
+        original=original,
+        points=tuple(points),
+    )
+
+
+def _quantised_loss(network: Any, probes: Tensor, bits: int) -> float:
+    factory = quantized_cache_factory(network.config, nbits=bits)
+    score = perplexity(network, probes.flatten(), context=probes.shape[1], cache_factory=factory)
+    return score.nats_per_token
+
+
+def _predicted(
+    profile: Profile, plan: Plan, ratio: float, per_layer: bool, lost: dict[int, float]
+) -> list[Point]:
+    """The points of one ratio: the conversion in its own dtype, in int8 and in int4."""
+    target, layers = plan.layers[0].target, len(plan.layers)
+    ranks = [target.kv_lora_rank] * layers
+    if per_layer:
+        ranks = share_ranks(profile.layers, target.qk_rope_head_dim, target.kv_lora_rank)
+    nats = profile.original + profile.predict(target.qk_rope_head_dim, ranks)
+    return [
+        Point(
+            name=NAME,
+            cache="bfloat16" if bits == 16 else f"int{bits}",
+            cache_ratio=ratio,
+            bytes_per_token=sum(_bytes(target, rank, bits) for rank in ranks),
+            qk_rope_head_dim=target.qk_rope_head_dim,
+            kv_lora_rank=sum(ranks) / layers,
+            predicted_perplexity=math.exp(min(nats + extra, 700.0)),
+            perplexity=None,
+        )
+        for bits, extra in lost.items()
+    ]
+
+
+def _bytes(target: LatentSpec, rank: int, bits: int) -> int:
+    """Bytes of one token in one layer."""
+    widths = (rank, *[target.qk_rope_head_dim] * target.rotary_heads)
+    return sum(2 * width if bits == 16 else packed_bytes(width, bits=bits) for width in widths)

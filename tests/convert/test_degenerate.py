@@ -1,0 +1,100 @@
+"""Text that says little, and layers that do nothing, give finite weights in every method."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from kvfold import convert
+from kvfold.convert.assemble import exact_layer, fold_layer
+from kvfold.convert.factorize import FACTORIZATIONS
+from kvfold.convert.options import ConvertOptions, resolve_budget
+from kvfold.convert.plan import target_spec
+from kvfold.convert.rotary import LAYOUTS
+
+STRATEGIES = [(layout, name) for layout in LAYOUTS for name in LAYOUTS[layout].strategies if name != "full"]
+
+TEXTS = {
+    "fewer tokens than the width": lambda hidden: hidden[:1, :16],
+    "the same input everywhere": lambda hidden: hidden[:1, :1].expand(2, 40, -1),
+    "two directions": lambda hidden: hidden[:, :, :2] @ hidden[0, :2],
+    "one token": lambda hidden: hidden[:1, :1],
+    "nothing": torch.zeros_like,
+}
+PRUNED = ("query", "key", "value", "output")
+
+
+def folded(weights, statistics, layout, strategy, factorize):
+    options = ConvertOptions(layout=layout, rope=strategy, qk_rope_head_dim=4, kv_lora_rank=6, factorize=factorize)
+    target = target_spec(weights.spec, LAYOUTS[layout], resolve_budget(options, weights.spec))
+    split = options.strategy.split(weights, statistics, 2)
+    return exact_layer(weights, split, target)[1], fold_layer(weights, split, statistics, target, factorize)
+
+
+def check(tensors):
+    for name, tensor in tensors.items():
+        assert tensor.isfinite().all(), name
+        if tensor.is_floating_point():
+            assert tensor.abs().max() < 1e12, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(("layout", "strategy"), STRATEGIES)
+def test_text_that_says_little(make_layer, observe, layout, strategy, text, dtype):
+    for width, biases in ((40, True), (12, False)):  # more columns than rows in the low-rank stage, and fewer
+        hidden = torch.randn(2, 40, width, generator=torch.Generator().manual_seed(1))
+        weights = make_layer(width=width, biases=biases)
+        statistics = observe(weights, TEXTS[text](hidden)).to(dtype)
+        weights = cast(weights, dtype)
+        for factorize in FACTORIZATIONS:
+            for tensors in folded(weights, statistics, layout, strategy, factorize):
+                check(tensors)
+
+
+@pytest.mark.parametrize("pruned", [(name,) for name in PRUNED] + [PRUNED])
+@pytest.mark.parametrize(("layout", "strategy"), STRATEGIES)
+def test_pruned_layers(make_layer, observe, hidden, layout, strategy, pruned):
+    weights = make_layer()
+    zeros = {name: torch.zeros_like(getattr(weights, name)) for name in pruned}
+    zeros |= {f"{name}_bias": torch.zeros_like(getattr(weights, f"{name}_bias")) for name in pruned}
+    weights = replace(weights, **zeros)
+    for factorize in FACTORIZATIONS:
+        for tensors in folded(weights, observe(weights, hidden), layout, strategy, factorize):
+            check(tensors)
+
+
+def cast(weights, dtype):
+    tensors = {name: value.to(dtype) for name, value in vars(weights).items() if isinstance(value, torch.Tensor)}
+    return replace(weights, **tensors)
+
+
+WHOLE = {
+    "mixed": {"cache_ratio": 0.5, "polish_steps": 2},
+    "assigned": {"cache_ratio": 0.5, "rope": "assigned"},
+    "rorope": {"cache_ratio": 0.5, "rope": "rorope", "factorize": "pca_balanced"},
+    "per_head": {"cache_ratio": 0.5, "layout": "per_head", "factorize": "svd_whitened"},
+}
+
+
+@pytest.mark.parametrize("method", WHOLE)
+def test_a_conversion_on_a_constant_text_is_usable(save_model, tmp_path, method):
+    """The same word 32 times: no worse than the same shapes from the weights alone, give or take."""
+    folder, text = save_model(), tmp_path / "constant.txt"
+    text.write_text("a " * 40)
+    ids = torch.randint(3, 30, (2, 24), generator=torch.Generator().manual_seed(4))
+    expected = AutoModelForCausalLM.from_pretrained(folder)(input_ids=ids).logits.detach()
+    for tokens in (16, 32):
+        convert(
+            folder,
+            tmp_path / f"out{tokens}",
+            calibration=[str(text)],
+            calibration_tokens=tokens,
+            calibration_window=16,
+            **WHOLE[method],
+        )
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / f"out{tokens}")
+        logits = model(input_ids=ids).logits.detach()
+        assert logits.isfinite().all()
+        assert float((logits - expected).norm() / expected.norm()) < 1.5

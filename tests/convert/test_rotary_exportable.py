@@ -1,0 +1,114 @@
+"""The strategies that stock DeepSeek code can express."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvfold.convert import rotary_exportable
+from kvfold.convert.rotary import LAYOUTS
+from kvfold.convert.rotary_constants import best_constants
+from kvfold.convert.rotary_exportable import assigned, fastest, rorope, stride
+from kvfold.convert.rotary_mixing import spectrum_of
+from kvfold.errors import BudgetError
+
+
+def components(choice, weights, statistics, pairs):
+    spectrum = spectrum_of(weights, statistics, best_constants(weights, statistics))
+    return choice(weights, statistics, spectrum, pairs)
+
+
+def test_frequencies_are_those_of_the_slots(make_layer, observe, hidden):
+    weights = make_layer(head_dim=12)
+    statistics = observe(weights, hidden)
+    for pairs in (1, 2, 3, 6):
+        chosen = components(stride, weights, statistics, pairs)
+        assert chosen.slot.tolist() == chosen.frequency[:, 0].tolist() == list(range(0, 6, 6 // pairs))
+        assert components(assigned, weights, statistics, pairs).slot.tolist() == chosen.slot.tolist()
+        assert components(fastest, weights, statistics, pairs).slot.tolist() == list(range(pairs))
+
+
+def test_stride_keeps_the_strongest_component_of_a_frequency(make_layer, observe, hidden):
+    """Keys that are the same in both heads are one component: nothing of it is left without rotation."""
+    weights = make_layer(biases=False)
+    alike = replace(weights, key=weights.key[:1].repeat(2, 1, 1))
+    split = LAYOUTS["shared"].strategies["stride"].split(alike, observe(alike, hidden), 2)
+    rest = split.key_nope.unflatten(1, (2, -1))
+    torch.testing.assert_close(rest[:, :, [0, 2]], torch.zeros(2, 2, 2, 12).double())
+    torch.testing.assert_close(rest[:, :, [1, 3]], alike.key.unflatten(1, (2, -1))[:, :, [1, 3]])
+
+
+def test_assigned_is_stride_where_the_components_sit_on_the_slots(make_layer, observe, hidden):
+    weights = make_layer()
+    size = torch.tensor([1, 1e-3, 1, 1e-3]).double().repeat(2)
+    alike = replace(
+        weights,
+        key=(weights.key[:1] * size[:, None]).repeat(2, 1, 1),
+        key_bias=(weights.key_bias[:1] * size).repeat(2, 1),
+    )
+    statistics = observe(alike, hidden)
+    strategies = LAYOUTS["shared"].strategies
+    first, second = (strategies[name].split(alike, statistics, 2) for name in ("assigned", "stride"))
+    for name, tensor in vars(second).items():
+        torch.testing.assert_close(getattr(first, name), tensor)
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_gains_are_at_most_one_and_one_on_the_own_frequency(make_layer, observe, hidden, calibrated):
+    weights = make_layer(head_dim=16)
+    statistics = observe(weights, hidden)
+    statistics = statistics if calibrated else replace(statistics, attention=None)
+    chosen = components(assigned, weights, statistics, 4)
+    size = chosen.gain.abs()
+    assert float(size.max()) <= 1 + 1e-6
+    own = chosen.frequency[:, 0] == chosen.slot
+    torch.testing.assert_close(size[own], torch.ones_like(size[own]))
+    assert len({(int(f), *row.flatten().tolist()) for f, row in zip(chosen.frequency, chosen.analysis, strict=True)}) == 4
+
+
+def test_assigned_takes_what_is_off_the_slots(make_layer, observe, hidden):
+    """With all energy on frequencies 1 and 3, which turn slowly, the slots 0 and 2 hold those."""
+    weights = make_layer(biases=False)
+    weights = replace(weights, frequency=torch.tensor([1.0, 0.99, 0.012, 0.01]).double())
+    size = torch.tensor([1e-4, 1, 1e-4, 1]).double().repeat(2)
+    alike = replace(weights, key=(weights.key[:1] * size[:, None]).repeat(2, 1, 1))
+    chosen = components(assigned, alike, observe(alike, hidden), 2)
+    assert (chosen.slot.tolist(), chosen.frequency[:, 0].tolist()) == ([0, 2], [1, 3])
+
+
+@pytest.mark.parametrize("fold", [1, 2, 4])
+def test_rorope_turns_by_orthonormal_components_in_order(make_layer, observe, hidden, monkeypatch, fold):
+    seen = []
+
+    def record(weights, chosen, constants):
+        seen.append(chosen)
+        return original(weights, chosen, constants)
+
+    original = rotary_exportable.split_by_components
+    monkeypatch.setattr(rotary_exportable, "split_by_components", record)
+    weights = make_layer(head_dim=16)
+    statistics = observe(weights, hidden)
+    rorope(fold)(weights, statistics, 4)
+    (chosen,) = seen
+    assert chosen.slot.tolist() == [0, 2, 4, 6]
+    assert chosen.frequency.shape == (4, 2 * fold)
+    assert chosen.gain is None
+    x = hidden.flatten(0, 1).double()
+    keys = (torch.einsum("td,hcd->thc", x, weights.key) + weights.key_bias).unflatten(-1, (2, -1))
+    for first in range(0, 4, fold):
+        group, basis = chosen.frequency[first], chosen.analysis[first : first + fold].flatten(1)
+        assert group.tolist() == list(range(2 * first, 2 * first + 2 * fold))
+        torch.testing.assert_close(basis @ basis.mH, torch.eye(fold).to(basis.dtype))
+        assert not basis.imag.any()
+        # They are the principal components of real and imaginary parts, taken alike.
+        parts = keys[:, :, :, group].transpose(1, 2).flatten(2)  # (t, part, G f)
+        moment = torch.einsum("tpa,tpb->ab", parts, parts) / len(x)
+        energy = (basis.real @ moment @ basis.real.T).diagonal()
+        torch.testing.assert_close(energy, torch.linalg.eigvalsh(moment).flip(0)[:fold], rtol=1e-4, atol=1e-5)
+
+
+def test_rorope_refuses_a_fold_that_does_not_fit(make_layer, observe, hidden, one_line):
+    weights = make_layer(head_dim=12)
+    with pytest.raises(BudgetError, match="fold 2 needs a multiple of 4 rotary dims, not 6") as error:
+        rorope(2)(weights, observe(weights, hidden), 3)
+    one_line(error)
