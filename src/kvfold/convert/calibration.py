@@ -195,9 +195,8 @@ class LayerRunner:
     def branch_divergences(self) -> list[float]:
         """KL divergence in nats per token from the original's predictions to those of every branch."""
         norm, head = self._read_out()
-        expected = [
-            (norm(part) @ head.T).log_softmax(-1) for part in self._probes[ORIGINAL].flatten(0, 1).split(READ_OUT_TOKENS)
-        ]
+        original = self._probes[ORIGINAL].flatten(0, 1).split(READ_OUT_TOKENS)
+        expected = [(norm(part) @ head.T).log_softmax(-1) for part in original]
         result: list[float] = []
         for hidden in self._branches:
             total = 0.0

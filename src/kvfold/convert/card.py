@@ -69,6 +69,8 @@ def model_card(plan: Plan, results: dict[str, Any]) -> str:
     """The model card: what was done, and what was measured while doing it."""
     facts = plan.to_dict()
     target = plan.layers[0].target
+    ranks = sorted({layer.target.kv_lora_rank for layer in plan.layers})
+    rank = f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}, shared among the layers by need"
     calibration = f"{plan.calibration_tokens} tokens" if plan.calibration_tokens else "none (weights only)"
     return f"""---
 library_name: transformers
@@ -78,8 +80,8 @@ tags: [kvfold, {target.name.lower()}]
 # {target.name} from {plan.source}
 
 `{plan.source}` ({plan.model_type}) with its attention folded into {target.name} by kvfold: every token caches
-{target.cached_elements()} elements per layer instead of {plan.layers[0].source.cached_elements()}
-({100 * plan.kept:.2f} % of the original cache). It was not trained after the conversion.
+{plan.elements_after / len(plan.layers):.4g} elements per layer instead of {plan.layers[0].source.cached_elements()}
+({100 * plan.kept:.2f} % of the original cache). It was not trained end to end after the conversion.
 
 | | original | converted |
 |---|---|---|
@@ -89,7 +91,7 @@ tags: [kvfold, {target.name.lower()}]
 | attention parameters | {facts["attention_parameters_before"]} | {facts["attention_parameters_after"]} |
 
 - rotary components: `{plan.rope}`, {target.rotary_heads} head(s) of {target.qk_rope_head_dim} dims
-- factorisation: `{plan.factorize}`, latent rank {target.kv_lora_rank}
+- factorisation: `{plan.factorize}`, latent rank {rank}
 - calibration: {calibration}
 
 {_stages(results)}
@@ -110,7 +112,7 @@ def _stages(results: dict[str, Any]) -> str:
     losses = results["stage_losses"]
     original = losses["original"]
     rows = [
-        "| stage | loss on held-out text, nats per token | over the original | error of attention: mean, worst (layer) |",
+        "| stage | loss on held-out text, nats per token | over the original | error of attention: mean, worst |",
         "|---|---|---|---|",
         f"| original | {original:.3f} | | |",
     ]
@@ -118,11 +120,11 @@ def _stages(results: dict[str, Any]) -> str:
         worst = max(range(len(errors)), key=errors.__getitem__)
         rows.append(
             f"| {stage} | {losses[stage]:.3f} | {losses[stage] - original:+.3f} | {sum(errors) / len(errors):.3f}, "
-            f"{errors[worst]:.3f} ({worst}) |"
+            f"{errors[worst]:.3f} (layer {worst}) |"
         )
     note = (
         "Each row is the model after that stage and those above it. The loss is of a short passage of a novel that\n"
-        "nothing was fitted to, the relative squared error of calibration text: on the original's inputs, for refit and\n"
-        "polish on the converted prefix, where the target makes up for what the layers before have lost."
+        "nothing was fitted to. Errors are relative, squared and of calibration text: on the original's inputs, for\n"
+        "refit and polish on the converted prefix, where the target makes up for what the layers before have lost."
     )
     return "\n".join(rows) + "\n\n" + note

@@ -167,9 +167,7 @@ def metric_spectrum(split: RotarySplit, weights: LayerWeights, statistics: Layer
     return torch.linalg.eigvalsh(rows @ metric.moment @ rows.T).flip(0)[: weights.spec.hidden_size]
 
 
-def _attention_metric(
-    split: RotarySplit, weights: LayerWeights, statistics: LayerStatistics, balance: float
-) -> Metric:
+def _attention_metric(split: RotarySplit, weights: LayerWeights, statistics: LayerStatistics, balance: float) -> Metric:
     assert statistics.tokens
     spec = weights.spec
     query = statistics.head_moments(split.query_nope, split.query_nope_bias)

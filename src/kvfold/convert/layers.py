@@ -121,7 +121,12 @@ class LayerConverter:
         return self._options.strategy.split(weights, statistics, target.qk_rope_head_dim // 2)
 
     def _fold(
-        self, weights: LayerWeights, split: RotarySplit, statistics: LayerStatistics, target: LatentSpec, **choices: float
+        self,
+        weights: LayerWeights,
+        split: RotarySplit,
+        statistics: LayerStatistics,
+        target: LatentSpec,
+        **choices: float,
     ) -> dict[str, Tensor]:
         return fold_layer(weights, split, statistics, target, self._plan.factorize, **choices)
 

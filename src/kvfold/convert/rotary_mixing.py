@@ -73,7 +73,7 @@ def mixed(weights: LayerWeights, statistics: LayerStatistics, spectrum: Spectrum
 
 
 def split_by(choice: Choice) -> Split:
-    """A strategy that keeps the components of `choice`; the rest of the keys loses its rotation to the best constants."""
+    """A strategy that keeps the components of `choice`; the rest of the keys gets the best constants."""
 
     def split(weights: LayerWeights, statistics: LayerStatistics, pairs: int) -> RotarySplit:
         constants = best_constants(weights, statistics)
@@ -121,7 +121,8 @@ def spectrum_of(weights: LayerWeights, statistics: LayerStatistics, constants: C
     energy_NP = _query_energy(weights, statistics)
     missed_NP = energy_NP * constants.residual
     weight_PG = missed_NP.unflatten(0, (spec.num_key_value_heads, spec.query_groups)).sum(1).T
-    root_PG = weight_PG.clamp_min(1e-12 * weight_PG.mean().clamp_min(1e-30)).sqrt()  # it will be divided by
+    floor = 1e-12 * weight_PG.mean()
+    root_PG = weight_PG.clamp_min(floor if floor > 0 else 1.0).sqrt()  # it will be divided by
     gram = root_PG[:, :, None] * _key_moment(weights, statistics) * root_PG[:, None, :]
     energy_PG, vectors_PGj = torch.linalg.eigh(gram)
     unexplained = missed_NP.sum(0) / energy_NP.sum(0).clamp_min(1e-30)

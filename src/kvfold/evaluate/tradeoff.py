@@ -120,9 +120,7 @@ def _quantised_loss(network: Any, probes: Tensor, bits: int) -> float:
     return score.nats_per_token
 
 
-def _predicted(
-    profile: Profile, plan: Plan, ratio: float, per_layer: bool, lost: dict[int, float]
-) -> list[Point]:
+def _predicted(profile: Profile, plan: Plan, ratio: float, per_layer: bool, lost: dict[int, float]) -> list[Point]:
     """The points of one ratio: the conversion in its own dtype, in int8 and in int4."""
     target, layers = plan.layers[0].target, len(plan.layers)
     ranks = [target.kv_lora_rank] * layers
