@@ -96,9 +96,7 @@ def test_the_best_output_of_a_rank(shape, rank):
     weight = normal(*SHAPES[shape])
     moment = moment_of(weight.shape[1])
     down, up = reduced_rank(weight, rank, moment)
-    # Where the moment must be inverted, the optimum is that of the damped one.
-    damping = DAMPING * moment.diagonal().mean() if shape == "tall" else 0
-    damped = moment + damping * torch.eye(len(moment)).double()
+    damped = moment + DAMPING * moment.diagonal().mean() * torch.eye(len(moment)).double()
     values, vectors = torch.linalg.eigh(damped)
     optimum = float(torch.linalg.svdvals(weight @ (vectors * values.sqrt()))[rank:].square().sum())
     assert squared_error(weight, down, up, damped) == pytest.approx(optimum, rel=1e-6)
@@ -200,9 +198,7 @@ def test_no_factors_are_closer_in_a_metric(make_layer, width, strategy):
     split = LAYOUTS[layout].strategies[strategy].split(weights, white, 1)
     moment = moment_of(width) + 0.01 * torch.eye(width).double()
     metric = Metric(moment=moment, key_root=roots(2, split.key_nope.shape[1], 1), value_root=roots(2, 8, 2))
-    # Where the moment must be inverted, the optimum is that of the damped one.
-    damping = DAMPING * moment.diagonal().mean() if width == 12 else 0
-    measure = replace(metric, moment=moment + damping * torch.eye(width).double())
+    measure = replace(metric, moment=moment + DAMPING * moment.diagonal().mean() * torch.eye(width).double())
     factors = factorize(split, weights, 5, metric)
     best = metric_error(split, weights, factors, measure)
     for seed in range(20):

@@ -10,6 +10,7 @@ from transformers import LlamaConfig
 from kvfold.attention import GroupedSpec
 from kvfold.convert.options import ConvertOptions, resolve_budget
 from kvfold.convert.plan import make_plan
+from kvfold.convert.rotary import LAYOUTS
 from kvfold.errors import BudgetError, OptionError, UnknownNameError
 from kvfold.families import FAMILIES
 from kvfold.texts import CALIBRATION
@@ -72,7 +73,20 @@ def test_ratio_at_31_percent_is_the_published_setting():
     per_head = resolve_budget(ConvertOptions(layout="per_head", cache_ratio=0.3125), SPEC)
     assert (per_head.rotary_heads, per_head.qk_rope_head_dim, per_head.kv_lora_rank) == (3, 8, 96)
     shared = resolve_budget(ConvertOptions(layout="shared", cache_ratio=0.3125), SPEC)
-    assert (shared.rotary_heads, shared.qk_rope_head_dim, shared.kv_lora_rank) == (1, 24, 96)
+    assert shared.rotary_heads == 1
+    assert shared.qk_rope_head_dim + shared.kv_lora_rank == 120
+
+
+@pytest.mark.parametrize("rope", [name for name, strategy in LAYOUTS["shared"].strategies.items() if strategy.single])
+@pytest.mark.parametrize("head_dim", [64, 96, 80])
+def test_a_ratio_gives_dims_that_the_strategy_can_keep(rope, head_dim):
+    spec = GroupedSpec(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=head_dim)
+    for ratio in (0.05, 0.125, 0.1875, 0.3125, 0.5, 1.0):
+        budget = resolve_budget(ConvertOptions(rope=rope, cache_ratio=ratio), spec)
+        assert budget.qk_rope_head_dim <= head_dim
+        assert budget.qk_rope_head_dim + budget.kv_lora_rank <= ratio * spec.cached_elements()
+        if LAYOUTS["shared"].strategies[rope].uniform:
+            assert head_dim % budget.qk_rope_head_dim == 0
 
 
 @pytest.mark.parametrize("layout", ["shared", "per_head"])
@@ -84,11 +98,13 @@ def test_lossless_is_the_size_of_the_original(layout):
 
 
 def test_defaults_depend_on_what_is_asked():
-    assert (plan_of(cache_ratio=0.5).rope, plan_of(cache_ratio=0.5).factorize) == ("energy", "svd_whitened")
+    assert (plan_of(cache_ratio=0.5).rope, plan_of(cache_ratio=0.5).factorize) == ("mixed", "attention_aware")
+    assert plan_of(layout="per_head", cache_ratio=0.5).rope == "rotation_error"
     weights_only = plan_of(cache_ratio=0.5, calibration_tokens=0)
     assert (weights_only.factorize, weights_only.calibration_tokens) == ("svd_joint", 0)
-    uncalibrated = plan_of(layout="per_head", cache_ratio=0.5, rope="high", factorize="svd_split")
-    assert uncalibrated.calibration_tokens == 0
+    published = {"layout": "per_head", "cache_ratio": 0.5, "rope": "high", "factorize": "svd_split"}
+    assert plan_of(**published).calibration_tokens > 0  # the refit reads text
+    assert plan_of(**published, one_shot=True).calibration_tokens == 0
     assert plan_of(cache_ratio=0.5).estimated_memory_bytes > weights_only.estimated_memory_bytes
 
 
@@ -107,14 +123,15 @@ EXPLICIT = {"qk_rope_head_dim": 8, "kv_lora_rank": 96}
 OPTION_MISTAKES = {
     "layout": ({"layout": "perhead"}, UnknownNameError, "unknown layout 'perhead'. Did you mean 'per_head'?"),
     "rope": (
-        {"rope": "enrgy"},
+        {"rope": "mixd"},
         UnknownNameError,
-        "unknown rope strategy (layout shared) 'enrgy'. Did you mean 'energy'?",
+        "unknown rope strategy (layout shared) 'mixd'. Did you mean 'mixed'?",
     ),
     "rope of the other layout": (
         {"rope": "2-norm"},
         OptionError,
-        "rope strategy '2-norm' belongs to layout per_head; layout shared has energy, full.",
+        "rope strategy '2-norm' belongs to layout per_head; layout shared has mixed, assigned, stride, fastest, rorope, rorope-2, "
+        "rorope-4, full.",
     ),
     "method": ({"factorize": "svd"}, UnknownNameError, "unknown factorization 'svd'."),
     "dtype": ({"dtype": "fp16"}, UnknownNameError, "unknown dtype 'fp16'."),
@@ -129,14 +146,19 @@ OPTION_MISTAKES = {
     "ratio of zero": ({"cache_ratio": 0.0}, BudgetError, "cache_ratio must be in (0, 1], got 0.0."),
     "ratio above one": ({"cache_ratio": 1.5}, BudgetError, "cache_ratio must be in (0, 1], got 1.5."),
     "lossless with a budget": ({"lossless": True, "d_kv": 8}, OptionError, "lossless keeps everything"),
-    "lossless with a strategy": ({"lossless": True, "rope": "energy"}, OptionError, "lossless keeps everything"),
+    "lossless with a strategy": ({"lossless": True, "rope": "mixed"}, OptionError, "lossless keeps everything"),
     "tokens": (
         {"cache_ratio": 0.5, "calibration_tokens": -1},
         OptionError,
         "calibration_tokens must be 0 or more, got -1.",
     ),
-    "2-norm of weights alone": (
+    "rotation_error of weights alone": (
         {"cache_ratio": 0.5, "layout": "per_head", "calibration_tokens": 0},
+        OptionError,
+        "the rope strategy 'rotation_error' needs calibration text: give calibration_tokens above 0, or take another.",
+    ),
+    "2-norm of weights alone": (
+        {"cache_ratio": 0.5, "layout": "per_head", "rope": "2-norm", "calibration_tokens": 0},
         OptionError,
         "the rope strategy '2-norm' needs calibration text: give calibration_tokens above 0, or take another.",
     ),
@@ -144,6 +166,57 @@ OPTION_MISTAKES = {
         {"cache_ratio": 0.5, "factorize": "svd_whitened", "calibration_tokens": 0},
         OptionError,
         "svd_whitened needs calibration text: give calibration_tokens above 0, or take svd_joint.",
+    ),
+    "attention of weights alone": (
+        {"cache_ratio": 0.5, "factorize": "attention_aware", "calibration_tokens": 0},
+        OptionError,
+        "attention_aware needs calibration text: give calibration_tokens above 0, or take svd_joint.",
+    ),
+    "negative minutes": (
+        {"cache_ratio": 0.5, "polish_minutes": -1.0},
+        OptionError,
+        "polish_minutes must be 0 or a positive number, got -1.0.",
+    ),
+    "minutes without end": ({"cache_ratio": 0.5, "polish_minutes": float("inf")}, OptionError, "number, got inf."),
+    "minutes that are no number": ({"cache_ratio": 0.5, "polish_minutes": float("nan")}, OptionError, "got nan."),
+    "negative steps": ({"cache_ratio": 0.5, "polish_steps": -2}, OptionError, "polish_steps must be 0 or more, got -2."),
+    "minutes and steps": (
+        {"cache_ratio": 0.5, "polish_minutes": 1.0, "polish_steps": 5},
+        OptionError,
+        "give either polish_minutes or polish_steps, not both.",
+    ),
+    "one shot and a polish": (
+        {"cache_ratio": 0.5, "polish_steps": 5, "one_shot": True},
+        OptionError,
+        "one_shot leaves the polish out: give either.",
+    ),
+    "polish without text": (
+        {"cache_ratio": 0.5, "polish_steps": 5, "calibration_tokens": 0},
+        OptionError,
+        "polish needs calibration text and something to win back: leave it out.",
+    ),
+    "polish of nothing": ({"lossless": True, "polish_minutes": 1.0}, OptionError, "polish needs calibration text"),
+    "per_layer without a ratio": (
+        {**EXPLICIT, "per_layer": True},
+        OptionError,
+        "per_layer shares a cache_ratio among the layers: give one.",
+    ),
+    "per_layer of lossless": ({"lossless": True, "per_layer": True}, OptionError, "give one."),
+    "per_layer without text": (
+        {"cache_ratio": 0.5, "per_layer": True, "calibration_tokens": 0},
+        OptionError,
+        "per_layer needs layout shared, the rope strategy mixed and calibration text.",
+    ),
+    "per_layer of the other layout": (
+        {"cache_ratio": 0.5, "per_layer": True, "layout": "per_head"},
+        OptionError,
+        "per_layer needs layout shared",
+    ),
+    "per_layer of a stride": ({"cache_ratio": 0.5, "per_layer": True, "rope": "stride"}, OptionError, "per_layer needs"),
+    "per_layer of another factorization": (
+        {"cache_ratio": 0.5, "per_layer": True, "factorize": "svd_joint"},
+        OptionError,
+        "per_layer needs",
     ),
     "window": (
         {"cache_ratio": 0.5, "calibration_window": 4},
@@ -232,6 +305,14 @@ BUDGET_MISTAKES = {
         {"rope": "full", "qk_rope_head_dim": 8, "kv_lora_rank": 96},
         "the rope strategy 'full' keeps all 192 dims; qk_rope_head_dim is 8.",
     ),
+    "no stride": (
+        {"rope": "stride", "qk_rope_head_dim": 24, "kv_lora_rank": 96},
+        "the rope strategy 'stride' keeps 2, 4, 8, 16, 32, 64 rotary dims of 64, not 24.",
+    ),
+    "more than one component of a frequency": (
+        {"rope": "fastest", "qk_rope_head_dim": 72, "kv_lora_rank": 96},
+        "the rope strategy 'fastest' keeps at most 64 rotary dims, not 72.",
+    ),
     "too small a ratio": (
         {"layout": "per_head", "cache_ratio": 0.02},
         "cache_ratio 0.02 keeps 7 of 384 elements per token and layer: too few for 3 rotary head(s) of 2 dims; "
@@ -245,6 +326,15 @@ def test_budget_mistakes(name, one_line):
     options, message = BUDGET_MISTAKES[name]
     with pytest.raises(BudgetError, match=re.escape(message)) as error:
         plan_of(**options)
+    one_line(error)
+
+
+def test_a_fold_that_does_not_fit_is_refused_before_anything_is_read(one_line):
+    spec = GroupedSpec(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=12)
+    options = ConvertOptions(rope="rorope-2", qk_rope_head_dim=6, kv_lora_rank=8)
+    message = "the rope strategy 'rorope-2' keeps 2, 4, 12 rotary dims of 12, not 6."
+    with pytest.raises(BudgetError, match=message) as error:
+        resolve_budget(options, spec)
     one_line(error)
 
 

@@ -10,7 +10,6 @@ from kvfold.convert.rotary import LAYOUTS
 from kvfold.convert.rotary_constants import best_constants
 from kvfold.convert.rotary_exportable import assigned, fastest, rorope, stride
 from kvfold.convert.rotary_mixing import spectrum_of
-from kvfold.errors import BudgetError
 
 
 def components(choice, weights, statistics, pairs):
@@ -105,10 +104,3 @@ def test_rorope_turns_by_orthonormal_components_in_order(make_layer, observe, hi
         moment = torch.einsum("tpa,tpb->ab", parts, parts) / len(x)
         energy = (basis.real @ moment @ basis.real.T).diagonal()
         torch.testing.assert_close(energy, torch.linalg.eigvalsh(moment).flip(0)[:fold], rtol=1e-4, atol=1e-5)
-
-
-def test_rorope_refuses_a_fold_that_does_not_fit(make_layer, observe, hidden, one_line):
-    weights = make_layer(head_dim=12)
-    with pytest.raises(BudgetError, match="fold 2 needs a multiple of 4 rotary dims, not 6") as error:
-        rorope(2)(weights, observe(weights, hidden), 3)
-    one_line(error)

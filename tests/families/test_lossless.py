@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from kvfold import KvfoldForCausalLM, convert
+from kvfold.convert.rotary import LAYOUTS
 from kvfold.evaluate import measure_cache
 
 
@@ -60,6 +61,29 @@ def test_a_budget_gives_its_cache(original, tmp_path, text, layout, cache_ratio)
     errors = done.stage_errors["low rank"]
     assert len(errors) == 2
     assert all(0 < error < 1 for error in errors)
+
+
+# Of the models that differ in how queries and keys are made and seen.
+EVERYTHING_KEPT = ["llama", "llama_biases", "llama_yarn_biases", "mistral_window"]
+
+
+@pytest.mark.parametrize("original", EVERYTHING_KEPT, indirect=True)
+@pytest.mark.parametrize(("layout", "rope"), [(layout, rope) for layout in LAYOUTS for rope in LAYOUTS[layout].strategies])
+def test_every_rotary_component_and_full_rank_give_the_original(original, ids, tmp_path, text, layout, rope):
+    """Whatever the strategy, calibrated and with the refit on top."""
+    model, folder = original
+    convert(
+        folder,
+        tmp_path / "out",
+        layout=layout,
+        rope=rope,
+        qk_rope_head_dim=16 if layout == "shared" else 8,
+        kv_lora_rank=16,
+        calibration=[text],
+        calibration_tokens=96,
+        calibration_window=24,
+    )
+    assert relative_difference(load(tmp_path / "out"), model, input_ids=ids) < 1e-4
 
 
 STRATEGIES = {

@@ -15,7 +15,7 @@ from torch import Tensor
 from kvfold.convert.statistics import LayerStatistics
 from kvfold.convert.weights import LayerWeights, RotarySplit
 
-DAMPING = 1e-3  # of the mean eigenvalue, on a moment that must be inverted
+DAMPING = 1e-3  # of the mean eigenvalue, on the moment of the inputs
 ROOT_DAMPING = 1e-2  # of the mean eigenvalue, on the metric of one head
 VALUE_BALANCE = 0.3  # values against keys, in units of the balance that makes both as large; measured
 BALANCES = (0.15, 0.25, 0.35, 0.5, 0.8)  # what is tried for every layer where that is quick
@@ -48,21 +48,26 @@ def reduced_rank(
         return torch.cat((weight, weight.new_zeros(rank - rows, width))), torch.eye(rows, rank, dtype=weight.dtype)
     if rank >= width:
         return torch.eye(rank, width, dtype=weight.dtype), torch.cat((weight, weight.new_zeros(rows, rank - width)), 1)
+    damped = None if moment is None else _damped(moment)
     if rows <= width:
-        gram = weight @ weight.T if moment is None else weight @ moment @ weight.T
+        gram = weight @ weight.T if damped is None else weight @ damped @ weight.T
         directions, singular = _top(gram, rank)
         down, up = directions.T @ weight, directions
         return down / singular.sqrt()[:, None], up * singular.sqrt()
-    if moment is None:
+    if damped is None:
         directions, singular = _top(weight.T @ weight, rank)
         return directions.T * singular.sqrt()[:, None], (weight @ directions) / singular.sqrt()
-    size = moment.diagonal().mean()
-    damped = moment + (DAMPING * size if size > 0 else 1.0) * torch.eye(width, dtype=moment.dtype)
     root = torch.linalg.cholesky(damped)
     whitened = weight @ root
     directions, singular = _top(whitened.T @ whitened, rank)
     down = torch.linalg.solve_triangular(root, directions.T, upper=False, left=False)
     return down * singular.sqrt()[:, None], (whitened @ directions) / singular.sqrt()
+
+
+def _damped(moment: Float[Tensor, "D D"]) -> Float[Tensor, "D D"]:
+    """Inputs that the text did not have count a little: it may have had few, and the inverse must exist."""
+    size = moment.diagonal().mean()
+    return moment + (DAMPING * size if size > 0 else 1.0) * torch.eye(len(moment), dtype=moment.dtype)
 
 
 def _top(gram: Float[Tensor, "n n"], rank: int) -> tuple[Float[Tensor, "n R"], Float[Tensor, " R"]]:

@@ -269,7 +269,8 @@ def _default_rope_dim(options: ConvertOptions, spec: GroupedSpec, kept: int) -> 
     layout = LAYOUTS[options.layout]
     limit = kept // (3 * layout.rotary_heads(spec))
     if options.strategy.uniform:
-        return max((dim for dim in range(2, limit + 1, 2) if spec.head_dim % dim == 0), default=0)
+        dims = range(2, limit + 1, 2)
+        return max((dim for dim in dims if options.strategy.has_stride(spec.head_dim, dim)), default=0)
     wanted = min(layout.default_rope_dim(spec, kept), limit, layout.full_rope_dim(spec))
     return (min(wanted, spec.head_dim) if options.strategy.single else wanted) // 2 * 2
 

@@ -109,7 +109,7 @@ def _rest(values: Float[Tensor, " n"]) -> Float[Tensor, " n+1"]:
 def share_ranks(profiles: Sequence[LayerProfile], rope_dim: int, rank: int) -> list[int]:
     """Latent ranks, `rank` on average, that make the sum of the predicted costs least: the greedy choice, a few ranks
     at a time to the layer that wins most, which is optimal because every layer wins less and less."""
-    ranks = [LEAST_RANK] * len(profiles)
+    ranks = [min(LEAST_RANK, rank)] * len(profiles)
     left = rank * len(profiles) - sum(ranks)
 
     def offer(layer: int) -> tuple[float, int]:

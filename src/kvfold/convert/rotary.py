@@ -16,7 +16,8 @@ class Strategy:
 
     `reads` is what it needs of the calibration text: nothing, `moments`, or `attention` (the weights of the original).
     Without text, those that are not `required` to have some go by the weights alone. `single` ones keep one component
-    per frequency, and `uniform` ones those of a uniform stride, so that their rotary dims must divide the head dim.
+    per frequency, and `uniform` ones those of a uniform stride, so that their rotary dims must divide the head dim; the
+    pairs of `fold` strides are chosen together.
     """
 
     split: Split
@@ -24,6 +25,12 @@ class Strategy:
     required: bool = False
     single: bool = False
     uniform: bool = False
+    fold: int = 1
+
+    def has_stride(self, head_dim: int, rope_dim: int) -> bool:
+        """Whether so many rotary dims are a uniform stride's, in whole folds."""
+        pairs = rope_dim // 2
+        return head_dim % rope_dim == 0 and pairs % min(self.fold, pairs) == 0
 
     def check(self, name: str, spec: GroupedSpec, rope_dim: int, full_rope_dim: int) -> None:
         """Refuse rotary dims that the strategy cannot keep. All of them it always can.
@@ -40,8 +47,8 @@ class Strategy:
         width = spec.head_dim
         if self.single and rope_dim > width:
             raise BudgetError(f"the rope strategy {name!r} keeps at most {width} rotary dims, not {rope_dim}.")
-        if self.uniform and width % rope_dim:
-            fits = ", ".join(str(dim) for dim in range(2, width + 1, 2) if width % dim == 0)
+        if self.uniform and not self.has_stride(width, rope_dim):
+            fits = ", ".join(str(dim) for dim in range(2, width + 1, 2) if self.has_stride(width, dim))
             raise BudgetError(f"the rope strategy {name!r} keeps {fits} rotary dims of {width}, not {rope_dim}.")
 
 
@@ -86,8 +93,8 @@ LAYOUTS: dict[str, Layout] = {
             "stride": Strategy(split=split_by(stride), single=True, uniform=True),
             "fastest": Strategy(split=split_by(fastest), single=True),
             "rorope": Strategy(split=rorope(fold=1), reads="moments", single=True, uniform=True),
-            "rorope-2": Strategy(split=rorope(fold=2), reads="moments", single=True, uniform=True),
-            "rorope-4": Strategy(split=rorope(fold=4), reads="moments", single=True, uniform=True),
+            "rorope-2": Strategy(split=rorope(fold=2), reads="moments", single=True, uniform=True, fold=2),
+            "rorope-4": Strategy(split=rorope(fold=4), reads="moments", single=True, uniform=True, fold=4),
             "full": Strategy(split=split_by(mixed), reads="nothing"),
         },
         default="mixed",

@@ -10,7 +10,6 @@ from kvfold.convert.rotary_constants import identity
 from kvfold.convert.rotary_mixing import Components, Spectrum, Split, mixed, split_by, split_by_components
 from kvfold.convert.statistics import LayerStatistics
 from kvfold.convert.weights import LayerWeights, RotarySplit
-from kvfold.errors import BudgetError
 
 
 def stride_index(weights: LayerWeights, pairs: int) -> Int[Tensor, " p"]:
@@ -78,8 +77,7 @@ def rorope(fold: int) -> Split:
             return split_by(mixed)(weights, statistics, pairs)
         slots = stride_index(weights, pairs)
         kept = min(fold, pairs)  # components of a group; a group has kept * c frequencies
-        if pairs % kept:
-            raise BudgetError(f"rorope with fold {fold} needs a multiple of {2 * fold} rotary dims, not {2 * pairs}.")
+        assert pairs % kept == 0
         groups = torch.arange(total).view(pairs // kept, -1)
         moment = _real_moment(weights, statistics)
         basis = []

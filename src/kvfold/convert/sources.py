@@ -11,10 +11,14 @@ from transformers import PreTrainedTokenizerBase
 
 from kvfold.convert.options import DEFAULT_TEXT, SAMPLED_TEXT, ConvertOptions
 from kvfold.convert.sampling import sample_from
+from kvfold.errors import TextError
 from kvfold.texts import CALIBRATION, read_slice, read_text, text_size, token_ids
 
 WHOLE_FILE_BYTES = 2**20
 """Smaller files are tokenised whole: that takes about a second."""
+
+LEAST_DIFFERENT_TOKENS = 3
+"""A text of fewer is much the same word again and again: what is fitted to it is worse than what the weights alone give."""
 
 BYTES_PER_TOKEN = 6
 """A little more than a token of prose takes; a slice that holds fewer tokens than a window is read again, longer."""
@@ -30,7 +34,7 @@ def calibration_ids(
         progress: called with (stage, done, total) while text is sampled.
 
     Raises:
-        TextError: a file is missing, empty, no text, or too short for its share.
+        TextError: a file is missing, empty, no text, or too short for its share; or all text is a few tokens repeated.
         CheckpointError: the tokenizer belongs to another model.
     """
     windows = -(-options.calibration_tokens // options.calibration_window)
@@ -50,7 +54,13 @@ def calibration_ids(
             seed=options.seed,
             progress=progress,
         )
-    return interleave([parts[entry] for entry in options.calibration])
+    ids = interleave([parts[entry] for entry in options.calibration])
+    if (different := len(ids.unique())) < LEAST_DIFFERENT_TOKENS:
+        raise TextError(
+            f"the {ids.numel()} calibration tokens are {different} different one(s), repeated: give a text that varies, or "
+            "set calibration_tokens to 0."
+        )
+    return ids
 
 
 def share_windows(windows: int, weights: Sequence[float]) -> list[int]:
