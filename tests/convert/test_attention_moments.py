@@ -1,9 +1,11 @@
 """The streamed moments are those of their definition, one row, head and pair after another."""
 
+import itertools
+
 import pytest
 import torch
 
-from kvfold.convert.attention_moments import ROW_STEP
+from kvfold.convert.attention_moments import ROW_STEP, near
 
 LENGTH = 23
 CAUSAL = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
@@ -23,12 +25,22 @@ def turned(pairs, cos, sin):
     return torch.stack((real * cos - imaginary * sin, imaginary * cos + real * sin), dim=2)
 
 
+def at(pair, cos, sin):
+    """One pair as a complex number (T, h), rotated by other tables."""
+    return torch.complex(pair[..., 0], pair[..., 1]) * torch.complex(cos, sin)[:, None]
+
+
 def naive(weights, hidden_WTD, cos, sin, mask):
     """The means, by loops, from `AttentionMoments`' docstring alone."""
     heads, pairs = weights.spec.num_attention_heads, weights.spec.head_dim // 2
     gram, target = torch.zeros(heads, pairs, 4, 4).double(), torch.zeros(heads, pairs, 4).double()
     energy = torch.zeros(heads, pairs).double()
-    value, distance, rows = 0, torch.zeros(LENGTH).double(), 0
+    places = near(weights.spec.num_key_value_heads, pairs)
+    slot_gram, slot_target = (
+        torch.zeros(heads, *places.shape, 2, 2).double(),
+        torch.zeros(heads, *places.shape, 2).double(),
+    )
+    value, rows = 0, 0
     for window, x in enumerate(hidden_WTD.double()):
         query, key = project(x, weights.query, weights.query_bias), project(x, weights.key, weights.key_bias)
         turned_query, turned_key = turned(query, cos, sin), turned(key, cos, sin)
@@ -41,8 +53,6 @@ def naive(weights, hidden_WTD, cos, sin, mask):
                 a = (scores * weights.spec.head_dim**-0.5).softmax(0)
                 read = sum(share * x[j] for share, j in zip(a, seen, strict=True))
                 value = value + torch.outer(read, read) / heads
-                for share, j in zip(a, seen, strict=True):
-                    distance[i - j] += share / heads
                 for p in range(pairs):
                     f = torch.stack([torch.outer(query[i, n, :, p], key[j, g, :, p]).flatten() for j in seen])
                     s = torch.stack([turned_query[i, n, :, p] @ turned_key[j, g, :, p] for j in seen])
@@ -50,12 +60,22 @@ def naive(weights, hidden_WTD, cos, sin, mask):
                     gram[n, p] += f.T @ (a[:, None] * f)
                     target[n, p] += f.T @ (a * s)
                     energy[n, p] += a @ s.square()
+                for w, s in itertools.product(*map(range, places.shape)):
+                    pair = places[w, s]
+                    q, k = at(query[..., pair], cos[:, w], sin[:, w]), at(key[..., pair], cos[:, w], sin[:, w])
+                    product = torch.stack([q[i, n].conj() * k[j, g] for j in seen])
+                    f = torch.stack((product.real, -product.imag), dim=1)
+                    t = torch.stack([turned_query[i, n, :, pair] @ turned_key[j, g, :, pair] for j in seen])
+                    f, t = f - a @ f, t - a @ t
+                    slot_gram[n, w, s] += f.T @ (a[:, None] * f)
+                    slot_target[n, w, s] += f.T @ (a * t)
     return {
         "bare_gram": gram / rows,
         "bare_target": target / rows,
         "rotated_energy": energy / rows,
+        "slot_gram": slot_gram / rows,
+        "slot_target": slot_target / rows,
         "value_moment": value / rows,
-        "distance": distance / rows,
     }
 
 
@@ -67,9 +87,6 @@ def test_moments_are_those_of_the_naive_loops(make_layer, observe, tables, mask,
     moments = observe(weights, hidden, MASKS[mask]).attention
     expected = naive(weights, hidden, *tables(weights, LENGTH), CAUSAL if MASKS[mask] is None else MASKS[mask])
     for name, value in expected.items():
-        torch.testing.assert_close(getattr(moments, name), value, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
-    assert float(moments.distance.sum()) == pytest.approx(1)
-    if mask == "sliding window":
-        assert not moments.distance[6:].any()
-
-
+        torch.testing.assert_close(
+            getattr(moments, name), value, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )

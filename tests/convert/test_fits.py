@@ -69,7 +69,9 @@ def bytes_of(attention):
 
 def test_a_refit_is_the_damped_least_squares_solution(converted, data):
     seen = []
-    handle = converted.o_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0].double().flatten(0, 1)))
+    handle = converted.o_proj.register_forward_pre_hook(
+        lambda module, args: seen.append(args[0].double().flatten(0, 1))
+    )
     before, start = squared_error(converted, data), converted.o_proj.weight.clone()
     handle.remove()
     refit_output(converted, data)

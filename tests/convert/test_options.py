@@ -179,7 +179,11 @@ OPTION_MISTAKES = {
     ),
     "minutes without end": ({"cache_ratio": 0.5, "polish_minutes": float("inf")}, OptionError, "number, got inf."),
     "minutes that are no number": ({"cache_ratio": 0.5, "polish_minutes": float("nan")}, OptionError, "got nan."),
-    "negative steps": ({"cache_ratio": 0.5, "polish_steps": -2}, OptionError, "polish_steps must be 0 or more, got -2."),
+    "negative steps": (
+        {"cache_ratio": 0.5, "polish_steps": -2},
+        OptionError,
+        "polish_steps must be 0 or more, got -2.",
+    ),
     "minutes and steps": (
         {"cache_ratio": 0.5, "polish_minutes": 1.0, "polish_steps": 5},
         OptionError,
@@ -212,7 +216,11 @@ OPTION_MISTAKES = {
         OptionError,
         "per_layer needs layout shared",
     ),
-    "per_layer of a stride": ({"cache_ratio": 0.5, "per_layer": True, "rope": "stride"}, OptionError, "per_layer needs"),
+    "per_layer of a stride": (
+        {"cache_ratio": 0.5, "per_layer": True, "rope": "stride"},
+        OptionError,
+        "per_layer needs",
+    ),
     "per_layer of another factorization": (
         {"cache_ratio": 0.5, "per_layer": True, "factorize": "svd_joint"},
         OptionError,

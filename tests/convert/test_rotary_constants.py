@@ -11,7 +11,7 @@ from kvfold.convert.rotary_constants import DAMPING, best_constants, fold_consta
 
 def scores_by_row(weights, hidden_WTD, cos, sin, head, pair):
     """Per row the root of its attention weights, the features q (x) k and the rotated scores, centred under them."""
-    P = weights.spec.head_dim // 2  # noqa: N806
+    P = weights.spec.head_dim // 2
     group = head // weights.spec.query_groups
     features, targets = [], []
     for window, x in enumerate(hidden_WTD.double()):

@@ -68,7 +68,9 @@ EVERYTHING_KEPT = ["llama", "llama_biases", "llama_yarn_biases", "mistral_window
 
 
 @pytest.mark.parametrize("original", EVERYTHING_KEPT, indirect=True)
-@pytest.mark.parametrize(("layout", "rope"), [(layout, rope) for layout in LAYOUTS for rope in LAYOUTS[layout].strategies])
+@pytest.mark.parametrize(
+    ("layout", "rope"), [(layout, rope) for layout in LAYOUTS for rope in LAYOUTS[layout].strategies]
+)
 def test_every_rotary_component_and_full_rank_give_the_original(original, ids, tmp_path, text, layout, rope):
     """Whatever the strategy, calibrated and with the refit on top."""
     model, folder = original

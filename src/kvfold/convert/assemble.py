@@ -17,7 +17,7 @@ def fold_layer(
     statistics: LayerStatistics,
     target: LatentSpec,
     factorize: str,
-    **choices: float,
+    **choices: int | float,
 ) -> dict[str, Tensor]:
     """One layer's attention as `LatentAttention` tensors of shape `target`, by parameter name.
 

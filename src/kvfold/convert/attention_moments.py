@@ -3,18 +3,29 @@
 Which rotations matter, and what values are read from, is decided by attention. So its weights a_ij are computed for
 evenly spread rows i, one in `ROW_STEP`.
 
-Letters: B windows, T tokens, I rows, N query heads, G KV heads, P pairs, D model width.
+Letters: B windows, T tokens, I rows, N query heads, G KV heads, P pairs, S pairs near a rotary slot, D model width.
 """
 
 from dataclasses import dataclass, fields
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kvfold.convert.weights import LayerWeights
 
 ROW_STEP = 4
+REACH = 2
+"""How many frequencies away a pair may be rotated at another's."""
+MOST_MIXED = 48
+"""Of pairs of all KV heads that are considered for one slot: with many heads there is enough to choose from nearby."""
+
+
+def near(heads: int, pairs: int) -> Int[Tensor, "P S"]:
+    """The pairs that may be rotated at the frequency of each pair: as many on both sides, itself among them."""
+    reach = min(REACH, max((MOST_MIXED // heads - 1) // 2, 0), (pairs - 1) // 2)
+    first = (torch.arange(pairs) - reach).clamp(0, pairs - 1 - 2 * reach)
+    return first[:, None] + torch.arange(2 * reach + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +36,17 @@ class AttentionMoments:
     everything centred over j under the weights a_ij:
 
     `bare_gram` is E[f f^T] of the features f = q_i (x) k_j, `bare_target` E[f (q^_i . k^_j)], `rotated_energy`
-    E[(q^_i . k^_j)^2]. `value_moment` is E[z z^T] of z = sum_j a_ij x_j, over heads too: what values are read from.
-    `distance[t]` is the share of attention that goes t tokens back.
+    E[(q^_i . k^_j)^2]. `slot_gram` and `slot_target` are the same for pair `near[w, s]` rotated at the frequency of
+    pair w instead of its own: for q', k' that way, f is the real and the negated imaginary part of conj(q'_i) k'_j.
+    `value_moment` is E[z z^T] of z = sum_j a_ij x_j, over heads too: what values are read from.
     """
 
     bare_gram: Float[Tensor, "N P 4 4"]
     bare_target: Float[Tensor, "N P 4"]
     rotated_energy: Float[Tensor, "N P"]
+    slot_gram: Float[Tensor, "N P S 2 2"]
+    slot_target: Float[Tensor, "N P S 2"]
     value_moment: Float[Tensor, "D D"]
-    distance: Float[Tensor, " T"]
 
     def to(self, dtype: torch.dtype) -> "AttentionMoments":
         """The same numbers in another precision."""
@@ -57,7 +70,7 @@ class AttentionMomentsAccumulator:
     ) -> None:
         spec, length = weights.spec, len(cos_Td)
         heads, pairs = spec.num_attention_heads, spec.head_dim // 2
-        self._spec = spec
+        self._spec, self._near = spec, near(spec.num_key_value_heads, pairs)
         self._query, self._key = (weight.flatten(0, 1).float() for weight in (weights.query, weights.key))
         self._query_bias, self._key_bias = (
             None if bias is None else bias.flatten().float() for bias in (weights.query_bias, weights.key_bias)
@@ -68,8 +81,9 @@ class AttentionMomentsAccumulator:
             "bare_gram": (heads, pairs, 4, 4),
             "bare_target": (heads, pairs, 4),
             "rotated_energy": (heads, pairs),
+            "slot_gram": (heads, *self._near.shape, 2, 2),
+            "slot_target": (heads, *self._near.shape, 2),
             "value_moment": (spec.hidden_size, spec.hidden_size),
-            "distance": (length,),
         }
         self._sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
         self._windows = self._rows = 0
@@ -81,11 +95,9 @@ class AttentionMomentsAccumulator:
 
     def finish(self) -> AttentionMoments:
         """The means of everything added so far."""
-        heads = self._spec.num_attention_heads
         means = {name: total / self._rows for name, total in self._sums.items()}
-        return AttentionMoments(
-            **means | {name: means[name] / heads for name in ("value_moment", "distance")},
-        )
+        means["value_moment"] /= self._spec.num_attention_heads
+        return AttentionMoments(**means)
 
     def _add_window(self, hidden_TD: Float[Tensor, "T D"]) -> None:
         spec = self._spec
@@ -98,33 +110,50 @@ class AttentionMomentsAccumulator:
         weights_NIT = scores.masked_fill(~self._mask[rows], -torch.inf).softmax(-1)
         read_NID = weights_NIT @ hidden_TD
         self._sums["value_moment"] += torch.einsum("nid,nie->de", read_NID, read_NID).double()
-        self._sums["distance"] += self._by_distance(weights_NIT.sum(0), rows)
-        self._add_rotation(query_NTd, turned_query, key_GTd, turned_key, weights_NIT)
+        bare_query, bare_key, turned_query, turned_key = map(_pairs, (query_NTd, key_GTd, turned_query, turned_key))
+        self._add_bare(bare_query, turned_query, bare_key, turned_key, weights_NIT)
+        for place, pair in enumerate(self._near.T if self._near.shape[1] > 1 else ()):
+            self._add_slot(place, bare_query, turned_query, bare_key, turned_key, weights_NIT, pair, rows)
         self._windows += 1
         self._rows += len(rows)
 
-    def _add_rotation(
+    def _add_bare(
         self, query: Tensor, turned_query: Tensor, key: Tensor, turned_key: Tensor, weights_NIT: Tensor
     ) -> None:
         """The normal equations of `q^ . k^ ~ q^T M k`: per row, covariances over j, then moments over rows."""
-        bare, turned = (x.unflatten(-1, (2, -1)) for x in (key, turned_key))  # (G, T, part, P)
-        both = torch.cat((bare, turned), dim=2)
-        first, second = torch.triu_indices(4, 4)
-        products = both[:, :, first] * both[:, :, second]
-        features = torch.cat((both.flatten(2), products.flatten(2)), dim=2)
-        means = _per_group(weights_NIT, features).unflatten(-1, (14, -1))  # (N, I, 4 means then 10 products, P)
-        mean = means[:, :, :4]
-        covariance = means.new_empty(*mean.shape[:3], 4, mean.shape[-1])
-        covariance[:, :, first, second] = covariance[:, :, second, first] = means[:, :, 4:]
-        covariance = covariance - mean[:, :, :, None] * mean[:, :, None]
-        query, turned_query = (x.unflatten(-1, (2, -1)) for x in (query, turned_query))  # (N, I, part, P)
+        covariance = _covariance(weights_NIT, key, torch.cat((key, turned_key), dim=2))
         outer = query[:, :, :, None] * query[:, :, None]
-        gram = torch.einsum("niabp,nicdp->npacbd", outer, covariance[:, :, :2, :2])
+        gram = torch.einsum("niabp,nicdp->npacbd", outer, covariance[:, :, :, :2])
         along = torch.einsum("nicdp,nidp->nicp", covariance[:, :, :, 2:], turned_query)
-        target = torch.einsum("niap,nicp->npac", query, along[:, :, :2])
+        target = torch.einsum("niap,nicp->npac", query, along)
         self._sums["bare_gram"] += gram.flatten(4).flatten(2, 3).double()
         self._sums["bare_target"] += target.flatten(2).double()
-        self._sums["rotated_energy"] += (along[:, :, 2:] * turned_query).sum((1, 2)).double()
+        spread = _covariance(weights_NIT, turned_key, turned_key)
+        energy = torch.einsum("nicp,nicdp,nidp->np", turned_query, spread, turned_query)
+        self._sums["rotated_energy"] += energy.double()
+
+    def _add_slot(
+        self,
+        place: int,
+        query: Tensor,
+        turned_query: Tensor,
+        key: Tensor,
+        turned_key: Tensor,
+        weights_NIT: Tensor,
+        pair: Int[Tensor, " P"],
+        rows: Tensor,
+    ) -> None:
+        """The same for `q^ . k^ ~ Re(gain conj(q') k')`, pair `pair[w]` rotated at the frequency of pair w."""
+        moved_query = _pairs(self._rotate(query[..., pair].flatten(2), rows))
+        moved_key = _pairs(self._rotate(key[..., pair].flatten(2), torch.arange(key.shape[1])))
+        real, imaginary = moved_query.unbind(2)
+        both = torch.stack((moved_query, torch.stack((imaginary, -real), dim=2)), dim=2)  # (N, I, feature, part, P)
+        covariance = _covariance(weights_NIT, moved_key, torch.cat((moved_key, turned_key[..., pair]), dim=2))
+        along = (both[..., None, :] * covariance[:, :, None]).sum(3)  # (N, I, feature, part of either key, P)
+        gram = torch.einsum("niadp,nibdp->npab", along[:, :, :, :2], both)
+        target = torch.einsum("niadp,nidp->npa", along[:, :, :, 2:], turned_query[..., pair])
+        self._sums["slot_gram"][:, :, place] += gram.double()
+        self._sums["slot_target"][:, :, place] += target.double()
 
     def _heads(self, hidden_TD: Tensor, weight: Tensor, bias: Tensor | None) -> Float[Tensor, "h T d"]:
         flat = torch.nn.functional.linear(hidden_TD, weight, bias)
@@ -135,10 +164,20 @@ class AttentionMomentsAccumulator:
         real, imaginary = x_hTd.chunk(2, dim=-1)
         return torch.cat((real * cos - imaginary * sin, imaginary * cos + real * sin), dim=-1)
 
-    def _by_distance(self, weights_IT: Tensor, rows: Tensor) -> Float[Tensor, " T"]:
-        length = weights_IT.shape[1]
-        back = (rows[:, None] - torch.arange(length)).clamp_min(0)
-        return torch.zeros(length, dtype=torch.float64).index_add_(0, back.flatten(), weights_IT.flatten().double())
+
+def _pairs(x_hTd: Float[Tensor, "h T d"]) -> Float[Tensor, "h T 2 P"]:
+    return x_hTd.unflatten(-1, (2, -1))
+
+
+def _covariance(
+    weights_NIT: Float[Tensor, "N I T"], left: Float[Tensor, "G T a P"], right: Float[Tensor, "G T b P"]
+) -> Float[Tensor, "N I a b P"]:
+    """Covariances over j, pair by pair, under the attention weights of every row."""
+    products = left[:, :, :, None] * right[:, :, None]
+    sides = (left, right, products.flatten(2, 3))
+    means = _per_group(weights_NIT, torch.cat(sides, dim=2).flatten(2)).unflatten(-1, (-1, left.shape[-1]))
+    left_mean, right_mean, mean = means.split([side.shape[2] for side in sides], dim=2)
+    return mean.unflatten(2, products.shape[2:4]) - left_mean[:, :, :, None] * right_mean[:, :, None]
 
 
 def _per_group(left_NIx: Tensor, right_Gxy: Tensor) -> Float[Tensor, "N I y"]:

@@ -18,6 +18,7 @@ from kvfold.convert.options import ConvertOptions
 from kvfold.convert.plan import Plan
 from kvfold.convert.polish import polish, steps_within
 from kvfold.convert.refit import refit_output
+from kvfold.convert.rotary_mixing import TRIALS
 from kvfold.convert.statistics import LayerStatistics
 from kvfold.convert.weights import LayerWeights, RotarySplit, read_layer
 from kvfold.families import Family, head_dim
@@ -91,7 +92,7 @@ class LayerConverter:
         weights = self._read(index)
         seen = self._timed("calibrate", self._runner.run_layer, index, weights)
         statistics = seen.statistics.to(weights.query.dtype)
-        split = self._timed("fold", self._split, weights, statistics, layer.target)
+        split = self._timed("fold", self._split_best, index, weights, statistics, layer.target, seen)
         rotary = self._build(index, *exact_layer(weights, split, layer.target))
         errors = {ROTARY: self._timed("calibrate", self._probe, index, ROTARY, rotary, seen)}
         tensors = self._timed("fold", self._fold_best, index, weights, split, statistics, layer.target, seen)
@@ -117,8 +118,22 @@ class LayerConverter:
         source = self._plan.layers[index].source
         return self._timed("read", read_layer, self._checkpoint, self._family, source, index, self._rotary)
 
-    def _split(self, weights: LayerWeights, statistics: LayerStatistics, target: LatentSpec) -> RotarySplit:
-        return self._options.strategy.split(weights, statistics, target.qk_rope_head_dim // 2)
+    def _split(
+        self, weights: LayerWeights, statistics: LayerStatistics, target: LatentSpec, **choices: int | float
+    ) -> RotarySplit:
+        return self._options.strategy.split(weights, statistics, target.qk_rope_head_dim // 2, **choices)
+
+    def _split_best(
+        self, index: int, weights: LayerWeights, statistics: LayerStatistics, target: LatentSpec, seen: Observation
+    ) -> RotarySplit:
+        """The reach to other frequencies with the least error of attention on the sample, where there is a choice."""
+        if not self._options.strategy.reaching or target.hidden_size > SEARCH_WIDTH:
+            return self._split(weights, statistics, target)
+
+        def error(split: RotarySplit) -> float:
+            return seen.sample.relative_error(self._build(index, *exact_layer(weights, split, target)))
+
+        return min((self._split(weights, statistics, target, **choices) for choices in TRIALS), key=error)
 
     def _fold(
         self,
@@ -126,7 +141,7 @@ class LayerConverter:
         split: RotarySplit,
         statistics: LayerStatistics,
         target: LatentSpec,
-        **choices: float,
+        **choices: int | float,
     ) -> dict[str, Tensor]:
         return fold_layer(weights, split, statistics, target, self._plan.factorize, **choices)
 

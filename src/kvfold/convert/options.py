@@ -229,7 +229,7 @@ class Budget:
 def resolve_budget(options: ConvertOptions, spec: GroupedSpec) -> Budget:
     """The budget of `options` for a layer of shape `spec`.
 
-    A cache ratio gives the rotary keys 27 % of what is kept (layout `shared`), or an eighth of each KV head's key
+    A cache ratio gives the rotary keys a quarter of what is kept (layout `shared`), or an eighth of each KV head's key
     (`per_head`; MHA2MLA's default, d/16 pairs), at most a third; the rest is latent. A latent of the model's width is
     exact, so what is beyond it goes to the rotary keys.
 

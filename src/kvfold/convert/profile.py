@@ -13,7 +13,7 @@ from kvfold.convert.factorize import metric_spectrum
 from kvfold.convert.layers import LOW_RANK, ROTARY, LayerConverter
 from kvfold.convert.plan import Plan
 from kvfold.convert.rotary_constants import best_constants
-from kvfold.convert.rotary_mixing import spectrum_of
+from kvfold.convert.rotary_mixing import TRIALS, Spectrum, greedy, spectrum_of
 
 RANK_STEP = 4
 LEAST_RANK = 4
@@ -75,8 +75,7 @@ def profile_model(
         runner.branch(index, trial.attention)
         runner.drop_layer()
         constants = best_constants(trial.weights, trial.statistics)
-        energy = spectrum_of(trial.weights, trial.statistics, constants).energy
-        rank_energy = metric_spectrum(trial.split, trial.weights, trial.statistics)
+        spectrum = spectrum_of(trial.weights, trial.statistics, constants)
         share = trial.errors[ROTARY] / max(trial.errors[LOW_RANK], 1e-12)
         pieces.append(
             LayerProfile(
@@ -84,8 +83,8 @@ def profile_model(
                 rank=layer.target.kv_lora_rank,
                 divergence=0.0,
                 rotary_share=min(share, 1.0),
-                rotary_rest=_rest(energy.flatten().sort(descending=True).values),
-                rank_rest=_rest(rank_energy),
+                rotary_rest=_rotary_rest(spectrum),
+                rank_rest=_rank_rest(metric_spectrum(trial.split, trial.weights, trial.statistics)),
             )
         )
         progress("profiling layers", index + 1, len(plan.layers))
@@ -99,10 +98,19 @@ def profile_model(
     )
 
 
-def _rest(values: Float[Tensor, " n"]) -> Float[Tensor, " n+1"]:
-    """`rest[k]` is the share of all but the first k."""
-    values = values.clamp_min(0).double()
-    beyond = torch.cat((values.flip(0).cumsum(0).flip(0), values.new_zeros(1)))
+def _rotary_rest(spectrum: Spectrum) -> Float[Tensor, " components"]:
+    """The energy that is missed with the first p components, for the reach that is best for that p."""
+    total, slots = spectrum.energy(), range(len(spectrum.frequency))
+    pairs = spectrum.bare.shape[2] * len(slots)
+    taken = torch.stack([greedy(spectrum, pairs, slots, **choices)[1].double().cumsum(0) for choices in TRIALS])
+    left = (1 - taken.amax(0) / total).clamp_min(0)
+    return torch.cat((left.new_ones(1), left))
+
+
+def _rank_rest(energies: Float[Tensor, " n"]) -> Float[Tensor, " ranks"]:
+    """The share of all but the first r."""
+    energies = energies.clamp_min(0).double()
+    beyond = torch.cat((energies.flip(0).cumsum(0).flip(0), energies.new_zeros(1)))
     return beyond / beyond[0].clamp_min(torch.finfo(torch.float64).tiny)
 
 

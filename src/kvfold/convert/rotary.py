@@ -17,7 +17,8 @@ class Strategy:
     `reads` is what it needs of the calibration text: nothing, `moments`, or `attention` (the weights of the original).
     Without text, those that are not `required` to have some go by the weights alone. `single` ones keep one component
     per frequency, and `uniform` ones those of a uniform stride, so that their rotary dims must divide the head dim; the
-    pairs of `fold` strides are chosen together.
+    pairs of `fold` strides are chosen together. `reaching` ones take a `reach` and a
+    `price`.
     """
 
     split: Split
@@ -26,6 +27,7 @@ class Strategy:
     single: bool = False
     uniform: bool = False
     fold: int = 1
+    reaching: bool = False
 
     def has_stride(self, head_dim: int, rope_dim: int) -> bool:
         """Whether so many rotary dims are a uniform stride's, in whole folds."""
@@ -82,14 +84,14 @@ class Layout:
         return round(SHARED_ROTARY_SHARE * kept / 2) * 2
 
 
-SHARED_ROTARY_SHARE = 0.27
+SHARED_ROTARY_SHARE = 0.25
 
 LAYOUTS: dict[str, Layout] = {
     "shared": Layout(
         per_head=False,
         strategies={
-            "mixed": Strategy(split=split_by(mixed)),
-            "assigned": Strategy(split=split_by(assigned), single=True, uniform=True),
+            "mixed": Strategy(split=split_by(mixed), reaching=True),
+            "assigned": Strategy(split=split_by(assigned), single=True, uniform=True, reaching=True),
             "stride": Strategy(split=split_by(stride), single=True, uniform=True),
             "fastest": Strategy(split=split_by(fastest), single=True),
             "rorope": Strategy(split=rorope(fold=1), reads="moments", single=True, uniform=True),

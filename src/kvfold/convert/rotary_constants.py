@@ -1,9 +1,10 @@
-"""What replaces a rotation that is dropped: the best constant 2x2 matrix per query head and pair."""
+"""What replaces a rotation that is dropped: per query head and pair the best constant 2x2 matrix, or the rotation at
+another frequency with the best gain."""
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from kvfold.convert.statistics import LayerStatistics
@@ -54,6 +55,28 @@ def best_constants(weights: LayerWeights, statistics: LayerStatistics) -> Consta
     share = (missed / energy.clamp_min(torch.finfo(gram.dtype).tiny)).clamp(0, 1)
     share = torch.where(known, share, torch.ones_like(share))
     return Constants(matrix=solution.unflatten(-1, (2, 2)), residual=share, residual_energy=missed)
+
+
+def slot_gains(
+    weights: LayerWeights, statistics: LayerStatistics, frequency: Int[Tensor, "P S"]
+) -> tuple[Complex[Tensor, "N P S"], Float[Tensor, "N P S"]]:
+    """Rotate pair `frequency[w, s]` at the frequency of pair w: the gain on the query that is best in the same sense,
+    and the share of the rotated score's energy that is missed then. Without calibration, all of it."""
+    own = frequency == torch.arange(len(frequency))[:, None]
+    moments = statistics.attention
+    shape = (weights.spec.num_attention_heads, *frequency.shape)
+    if moments is None:
+        gain = own.expand(shape).to(weights.query.dtype)
+        return torch.complex(gain, torch.zeros_like(gain)), 1 - gain
+    gram, target, energy = moments.slot_gram, moments.slot_target, moments.rotated_energy[:, frequency]
+    tiny = torch.finfo(gram.dtype).tiny
+    scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(tiny)
+    damped = gram + DAMPING * scale[..., None, None] * torch.eye(2, dtype=gram.dtype)
+    solution = torch.linalg.solve(damped, target)
+    explained = 2 * (solution * target).sum(-1) - torch.einsum("npsa,npsab,npsb->nps", solution, gram, solution)
+    missed = (1 - explained / energy.clamp_min(tiny)).clamp(0, 1).masked_fill(own, 0)
+    gain = torch.complex(solution[..., 0], -solution[..., 1])  # on the query, which is conjugated in a score
+    return gain.masked_fill(own, 1), missed
 
 
 def fold_constants(

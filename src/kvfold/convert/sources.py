@@ -18,7 +18,7 @@ WHOLE_FILE_BYTES = 2**20
 """Smaller files are tokenised whole: that takes about a second."""
 
 LEAST_DIFFERENT_TOKENS = 3
-"""A text of fewer is much the same word again and again: what is fitted to it is worse than what the weights alone give."""
+"""A text of fewer is much the same word again and again: what is fitted to it is worse than the weights alone."""
 
 BYTES_PER_TOKEN = 6
 """A little more than a token of prose takes; a slice that holds fewer tokens than a window is read again, longer."""
@@ -57,8 +57,8 @@ def calibration_ids(
     ids = interleave([parts[entry] for entry in options.calibration])
     if (different := len(ids.unique())) < LEAST_DIFFERENT_TOKENS:
         raise TextError(
-            f"the {ids.numel()} calibration tokens are {different} different one(s), repeated: give a text that varies, or "
-            "set calibration_tokens to 0."
+            f"the {ids.numel()} calibration tokens are {different} different one(s), repeated: give another text, "
+            "or set calibration_tokens to 0."
         )
     return ids
 
