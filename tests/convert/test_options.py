@@ -209,12 +209,12 @@ OPTION_MISTAKES = {
     "per_layer without text": (
         {"cache_ratio": 0.5, "per_layer": True, "calibration_tokens": 0},
         OptionError,
-        "per_layer needs layout shared, the rope strategy mixed and calibration text.",
+        "per_layer needs the rope strategy mixed, attention_aware and calibration text.",
     ),
     "per_layer of the other layout": (
         {"cache_ratio": 0.5, "per_layer": True, "layout": "per_head"},
         OptionError,
-        "per_layer needs layout shared",
+        "per_layer needs the rope strategy mixed",
     ),
     "per_layer of a stride": (
         {"cache_ratio": 0.5, "per_layer": True, "rope": "stride"},

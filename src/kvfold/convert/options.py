@@ -135,8 +135,8 @@ class ConvertOptions:
         if self.per_layer:
             if self.cache_ratio is None:
                 raise OptionError("per_layer shares a cache_ratio among the layers: give one.")
-            if self.layout != "shared" or self.strategy.single or not self.calibration_tokens:
-                raise OptionError("per_layer needs layout shared, the rope strategy mixed and calibration text.")
+            if self.rope_strategy != "mixed" or self.factorization != "attention_aware":
+                raise OptionError("per_layer needs the rope strategy mixed, attention_aware and calibration text.")
 
     def _check_weights_alone(self) -> None:
         hint = "give calibration_tokens above 0, or take"

@@ -70,8 +70,8 @@ def slot_gains(
         return torch.complex(gain, torch.zeros_like(gain)), 1 - gain
     gram, target, energy = moments.slot_gram, moments.slot_target, moments.rotated_energy[:, frequency]
     tiny = torch.finfo(gram.dtype).tiny
-    scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(tiny)
-    damped = gram + DAMPING * scale[..., None, None] * torch.eye(2, dtype=gram.dtype)
+    scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1)
+    damped = gram + torch.where(scale > 0, DAMPING * scale, 1)[..., None, None] * torch.eye(2, dtype=gram.dtype)
     solution = torch.linalg.solve(damped, target)
     explained = 2 * (solution * target).sum(-1) - torch.einsum("npsa,npsab,npsb->nps", solution, gram, solution)
     missed = (1 - explained / energy.clamp_min(tiny)).clamp(0, 1).masked_fill(own, 0)
