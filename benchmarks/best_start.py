@@ -3,8 +3,9 @@
 Run: python benchmarks/best_start.py TRAIN_FOLDER VALID_FOLDER [--rows PART]
 
 Calibrated on all texts of TRAIN_FOLDER; perplexity divided by the original's on WikiText-2 raw test, a psychology
-textbook (near the calibration text) and a novel, 24 windows of 512 tokens each. Rows that are in the result file
-already are not measured again; PART picks those whose name contains it.
+textbook (near the calibration text) and a novel: 24 windows of 512 tokens each, the first 6 for the ablation. Rows that
+are in the result file already are not measured again; PART picks those whose name contains it. Rows without a fit on
+the converted prefix share one pass over the calibration text; the others are whole conversions.
 """
 
 import argparse
@@ -14,14 +15,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from result_file import ResultFile
 
 import kvfold
-from kvfold.evaluate import measure_cache, perplexity
+from kvfold.attention import Attention
+from kvfold.checkpoint import Checkpoint, open_checkpoint
+from kvfold.convert import ConvertOptions, calibration_ids, prepare, probe_ids
+from kvfold.convert.calibration import LayerRunner, Observation
+from kvfold.convert.layers import LayerConverter
+from kvfold.convert.weights import LayerWeights
+from kvfold.evaluate import perplexity
+from kvfold.families import Family
 from kvfold.texts import read_text, token_ids
 
 MODEL = "smollm2"
-CONTEXT, WINDOWS = 512, 24
+CONTEXT, WINDOWS, FEW_WINDOWS = 512, 24, 6
 CALIBRATION_TOKENS = 16384
 TEXTS = {
     "wikitext2": "wikitext2-test.raw.txt",
@@ -29,42 +38,48 @@ TEXTS = {
     "novel": "agatha-christie_the-mysterious-affair-at-styles.txt",
 }
 RATIOS = (0.5, 0.3125, 0.1875, 0.125)
-ONE_SHOT = {"one_shot": True}
+POLISH_MINUTES = 8.0
 EXPORTABLE = ("assigned", "stride", "fastest")
 ROROPE = ("rorope", "rorope-2", "rorope-4")
 PER_HEAD = ("rotation_error", "2-norm", "high", "low", "uniform")
 FACTORIZATIONS = ("attention_aware", "svd_whitened", "pca_balanced", "svd_joint", "svd_split")
+PAPER = {"layout": "per_head", "rope": "2-norm", "factorize": "svd_joint"}
+ABLATION = "ablation: "
 
 
-def rows() -> dict[str, dict[str, Any]]:
-    """Options by row name, the headline first."""
+def whole_conversions() -> dict[str, dict[str, Any]]:
+    """Options by row name."""
     table: dict[str, dict[str, Any]] = {}
     for ratio in RATIOS:
-        table[f"mixed, one shot, {ratio:.2%}"] = ONE_SHOT | {"cache_ratio": ratio}
+        table[f"mixed per layer, one shot, {ratio:.2%}"] = {"cache_ratio": ratio, "per_layer": True, "one_shot": True}
     for ratio in RATIOS:
-        table[f"mixed per layer, one shot, {ratio:.2%}"] = ONE_SHOT | {"cache_ratio": ratio, "per_layer": True}
-    for ratio in RATIOS:
-        table[f"mixed, refit, {ratio:.2%}"] = {"cache_ratio": ratio}
-    for ratio in RATIOS:
-        table[f"mixed per layer, polish 15 min, {ratio:.2%}"] = {
+        table[f"mixed per layer, refit and polish, {ratio:.2%}"] = {
             "cache_ratio": ratio,
             "per_layer": True,
-            "polish_minutes": 15.0,
+            "polish_minutes": POLISH_MINUTES,
             "calibration_tokens": 2 * CALIBRATION_TOKENS,
         }
+    return table
+
+
+def folds() -> dict[str, dict[str, Any]]:
+    """Options by row name, of what needs nothing but the original on the calibration text."""
+    table: dict[str, dict[str, Any]] = {}
     for ratio in RATIOS:
-        for name in EXPORTABLE:
-            table[f"{name}, one shot, {ratio:.2%}"] = ONE_SHOT | {"cache_ratio": ratio, "rope": name}
+        for name in ("mixed", *EXPORTABLE):
+            table[f"{name}, {ratio:.2%}"] = {"cache_ratio": ratio, "rope": name}
         for name in ROROPE:
-            options = {"cache_ratio": ratio, "rope": name, "factorize": "pca_balanced"}
-            table[f"{name} + pca_balanced, {ratio:.2%}"] = ONE_SHOT | options
-        options = {"cache_ratio": ratio, "layout": "per_head", "rope": "2-norm", "factorize": "svd_joint"}
-        table[f"2-norm + svd_joint, {ratio:.2%}"] = ONE_SHOT | options
+            table[f"{name} + pca_balanced, {ratio:.2%}"] = {
+                "cache_ratio": ratio,
+                "rope": name,
+                "factorize": "pca_balanced",
+            }
+        table[f"2-norm + svd_joint, {ratio:.2%}"] = PAPER | {"cache_ratio": ratio}
     for layout, names in (("shared", ("mixed", *EXPORTABLE, *ROROPE)), ("per_head", PER_HEAD)):
         for name in names:
             for method in FACTORIZATIONS:
                 options = {"cache_ratio": 0.3125, "layout": layout, "rope": name, "factorize": method}
-                table[f"ablation: {name} + {method}"] = ONE_SHOT | options
+                table[f"{ABLATION}{name} + {method}"] = options
     return table
 
 
@@ -81,38 +96,98 @@ def main() -> None:
         model=MODEL,
         texts=TEXTS,
         windows=WINDOWS,
+        ablation_windows=FEW_WINDOWS,
         context=CONTEXT,
         calibration=[path.name for path in calibration],
         calibration_tokens=CALIBRATION_TOKENS,
     )
-    original = results.row("original", lambda: score(MODEL, arguments.valid))
-    for name, options in rows().items():
+    network, tokenizer = kvfold.load_model(MODEL, dtype=torch.float32)
+    texts = {
+        name: token_ids(tokenizer, read_text(arguments.valid / file), minimum=WINDOWS * CONTEXT, name=file)
+        for name, file in TEXTS.items()
+    }
+    for few, name in ((False, "original"), (True, f"{ABLATION}original")):
+        results.row(name, lambda few=few: {"nats": score(network, texts, few)})
+    given = {"calibration_tokens": CALIBRATION_TOKENS, "calibration": list(map(str, calibration))}
+    for name, options in whole_conversions().items():
         if arguments.rows in name:
-            given = {"calibration_tokens": CALIBRATION_TOKENS} | options | {"calibration": list(map(str, calibration))}
-            results.row(name, lambda o=given, shown=options: start(o, shown, arguments.valid, original))
+            results.row(name, lambda options=options: convert(given | options, options, texts))
+    wanted = {name: options for name, options in folds().items() if arguments.rows in name and name not in results}
+    attentions = fold_all({name: given | options | {"one_shot": True} for name, options in wanted.items()})
+    for name, options in wanted.items():
+        for layer, attention in zip(network.model.layers, attentions.pop(name), strict=True):
+            layer.self_attn = attention
+        few = name.startswith(ABLATION)
+        results.row(name, lambda o=options, few=few: {"options": o, "nats": score(network, texts, few)})
 
 
-def start(options: dict[str, Any], shown: dict[str, Any], texts: Path, original: dict[str, Any]) -> dict[str, Any]:
+def convert(options: dict[str, Any], shown: dict[str, Any], texts: dict[str, Any]) -> dict[str, Any]:
     """Convert with `options` and score the result."""
     out = Path(tempfile.mkdtemp()) / "converted"
     try:
         began = time.perf_counter()
         conversion = kvfold.convert(MODEL, out, **options)
         seconds = time.perf_counter() - began
-        row = {"options": shown, "seconds": round(seconds, 1), "stages": conversion.stage_losses} | score(out, texts)
-        row["ratio"] = {text: row["perplexity"][text] / original["perplexity"][text] for text in TEXTS}
-        return row
+        network, _ = kvfold.load_model(out)
+        return {
+            "options": shown,
+            "seconds": round(seconds, 1),
+            "seconds_of_stages": conversion.seconds,
+            "polish_steps": conversion.options.polish_steps,
+            "kept": conversion.plan.kept,
+            "stages": conversion.stage_losses,
+            "nats": score(network, texts),
+        }
     finally:
         shutil.rmtree(out.parent)
 
 
-def score(model: str | Path, texts: Path) -> dict[str, Any]:
-    network, tokenizer = kvfold.load_model(model)
-    values = {}
-    for name, file in TEXTS.items():
-        ids = token_ids(tokenizer, read_text(texts / file), minimum=WINDOWS * CONTEXT, name=file)
-        values[name] = perplexity(network, ids, context=CONTEXT, windows=WINDOWS).value
-    return {"cache_elements": measure_cache(network).elements_per_token_and_layer, "perplexity": values}
+class SharedRunner(LayerRunner):
+    """The original, run once over the calibration text for many conversions."""
+
+    def run_layer(self, index: int, weights: LayerWeights) -> Observation:
+        if getattr(self, "_last", -1) != index:
+            self._observation, self._last = super().run_layer(index, weights), index
+        return self._observation
+
+    def probe(self, index: int, stage: str, attention: Attention) -> None:
+        """The stages of these are not measured."""
+
+
+def fold_all(rows: dict[str, dict[str, Any]]) -> dict[str, list[Attention]]:
+    """The attention of every layer, for the options of every row."""
+    if not rows:
+        return {}
+    checkpoint = open_checkpoint(MODEL)
+    options = {name: ConvertOptions.from_dict(given) for name, given in rows.items()}
+    any_options = next(iter(options.values()))
+    family, _ = prepare(checkpoint, any_options)
+    runner = _runner(checkpoint, family, any_options)
+    converters = {
+        name: LayerConverter(checkpoint, family, prepare(checkpoint, chosen)[1], chosen, runner)
+        for name, chosen in options.items()
+    }
+    attentions: dict[str, list[Attention]] = {name: [] for name in rows}
+    for index in range(checkpoint.config.num_hidden_layers):
+        for name, converter in converters.items():
+            attentions[name].append(converter.try_layer(index).attention)
+        print(f"layer {index}", flush=True)
+    return attentions
+
+
+def _runner(checkpoint: Checkpoint, family: Family, options: ConvertOptions) -> SharedRunner:
+    tokenizer = checkpoint.load_tokenizer()
+    ids = calibration_ids(checkpoint.path, tokenizer, options, lambda *_: None)
+    probes = probe_ids(tokenizer, ids.shape[1])
+    return SharedRunner(checkpoint, family, ids, probes, stages=(), attention=True, follow=False)
+
+
+def score(network: Any, texts: dict[str, Any], few: bool = False) -> dict[str, float]:
+    """Nats per token on every text."""
+    windows = FEW_WINDOWS if few else WINDOWS
+    return {
+        name: perplexity(network, ids, context=CONTEXT, windows=windows).nats_per_token for name, ids in texts.items()
+    }
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ class ResultFile:
         self._rows: dict[str, Any] = stored.get("rows", {}) if stored.get("facts") == facts else {}
         self._facts = facts
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._rows
+
     def row(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The row `name`, measured unless it is there."""
         if name not in self._rows:

@@ -22,6 +22,8 @@ from kvfold.families import Family
 from kvfold.texts import check_vocabulary
 
 BATCH_TOKENS = 2048
+ATTENTION_TOKENS = 16384
+"""Whose attention is measured, at most: that takes longer than all else, and more tell little more."""
 READ_OUT_TOKENS = 256
 """Whose logits are held at once."""
 ORIGINAL = "original"
@@ -144,9 +146,9 @@ class LayerRunner:
         answers: list[Tensor] = []
 
         def watch(module: nn.Module, args: tuple, kwargs: dict, output: tuple[Tensor, Tensor | None]) -> None:
-            moments.update(kwargs["hidden_states"])
-            if attention is not None:
+            if attention is not None and moments.tokens < ATTENTION_TOKENS:
                 attention.update(kwargs["hidden_states"])
+            moments.update(kwargs["hidden_states"])
             if not samples:
                 samples.append(
                     AttentionSample(

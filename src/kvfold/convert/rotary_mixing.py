@@ -110,7 +110,7 @@ def greedy(
         vectors[slot] = basis[:, -1]
         return -float(values[-1]), slot, len(chosen)
 
-    # What a slot bid before is a bound of what it bids now, because keys only lose: few have to bid anew.
+    # What a slot bid before is nearly always more than it bids now, because keys only lose: few have to bid anew.
     chosen: list[tuple[int, float]] = []
     analyses, syntheses = [], []
     bids = [bid(slot) for slot in slots]

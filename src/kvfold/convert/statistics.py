@@ -74,7 +74,7 @@ class StatisticsAccumulator:
         self._sum = torch.zeros(spec.hidden_size, dtype=torch.float64)
         self._query = torch.zeros(spec.num_attention_heads, pairs, dtype=torch.float64)
         self._key = torch.zeros(spec.num_key_value_heads, pairs, dtype=torch.float64)
-        self._tokens = 0
+        self.tokens = 0
 
     def update(self, hidden_BTD: Float[Tensor, "B T D"]) -> None:
         """Add a batch of attention inputs."""
@@ -83,16 +83,16 @@ class StatisticsAccumulator:
         self._sum += x_tD.sum(0).double()
         self._query += _pair_lengths(x_tD, self._weights.query, self._weights.query_bias).double()
         self._key += _pair_lengths(x_tD, self._weights.key, self._weights.key_bias).double()
-        self._tokens += len(x_tD)
+        self.tokens += len(x_tD)
 
     def finish(self) -> LayerStatistics:
         """The moments of everything added so far."""
         return LayerStatistics(
-            second_moment=self._second / self._tokens,
-            mean=self._sum / self._tokens,
-            query_norm=self._query / self._tokens,
-            key_norm=self._key / self._tokens,
-            tokens=self._tokens,
+            second_moment=self._second / self.tokens,
+            mean=self._sum / self.tokens,
+            query_norm=self._query / self.tokens,
+            key_norm=self._key / self.tokens,
+            tokens=self.tokens,
         )
 
 

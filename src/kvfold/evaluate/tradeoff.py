@@ -31,6 +31,8 @@ Progress = Callable[[str, int, int], None]
 BASE_RATIO = 0.25
 """The budget that is tried; the others are predicted from it, so it lies in the middle of those that are usual."""
 TOKENS = 8192
+BF16_BYTES = 2
+"""Caches are compared as they would be used, whatever the dtype of the checkpoint."""
 NAME = "kvfold mixed"
 
 
@@ -83,9 +85,8 @@ def tradeoff(model: str | Path, *, ratios: Sequence[float], progress: Progress, 
     profile = profile_checkpoint(checkpoint, family, tokenizer, ids, plan, chosen, progress)
     network, _ = load_model(model, dtype=torch.float32)
     probes = probe_ids(tokenizer, ids.shape[1])
-    size = plan.dtype.itemsize
     source = plan.layers[0].source
-    original = {"bytes_per_token": plan.elements_before * size, "perplexity": math.exp(profile.original)}
+    original = {"bytes_per_token": plan.elements_before * BF16_BYTES, "perplexity": math.exp(profile.original)}
     points, lost = [], {}
     for bits in (8, 4):
         lost[bits] = _quantised_loss(network, probes, bits) - profile.original
@@ -145,4 +146,4 @@ def _predicted(profile: Profile, plan: Plan, ratio: float, per_layer: bool, lost
 def _bytes(target: LatentSpec, rank: int, bits: int) -> int:
     """Bytes of one token in one layer."""
     widths = (rank, *[target.qk_rope_head_dim] * target.rotary_heads)
-    return sum(2 * width if bits == 16 else packed_bytes(width, bits=bits) for width in widths)
+    return sum(BF16_BYTES * width if bits == 16 else packed_bytes(width, bits=bits) for width in widths)
