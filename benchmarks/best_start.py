@@ -3,9 +3,9 @@
 Run: python benchmarks/best_start.py TRAIN_FOLDER VALID_FOLDER [--rows PART]
 
 Calibrated on all texts of TRAIN_FOLDER; perplexity divided by the original's on WikiText-2 raw test, a psychology
-textbook (near the calibration text) and a novel: 24 windows of 512 tokens each, the first 6 for the ablation. Rows that
-are in the result file already are not measured again; PART picks those whose name contains it. Rows without a fit on
-the converted prefix share one pass over the calibration text; the others are whole conversions.
+textbook (near the calibration text) and a novel, in windows of 512 tokens: 24 of each for whole conversions, fewer for
+the rows that only compare folds and share one pass over the calibration text. Rows that are in the result file already
+are not measured again; PART picks those whose name contains it.
 """
 
 import argparse
@@ -30,7 +30,8 @@ from kvfold.families import Family
 from kvfold.texts import read_text, token_ids
 
 MODEL = "smollm2"
-CONTEXT, WINDOWS, FEW_WINDOWS = 512, 24, 6
+CONTEXT = 512
+WINDOWS = {"whole": 24, "folded": 8, "ablation": 3}
 CALIBRATION_TOKENS = 16384
 TEXTS = {
     "wikitext2": "wikitext2-test.raw.txt",
@@ -57,7 +58,7 @@ def whole_conversions() -> dict[str, dict[str, Any]]:
             "cache_ratio": ratio,
             "per_layer": True,
             "polish_minutes": POLISH_MINUTES,
-            "calibration_tokens": 2 * CALIBRATION_TOKENS,
+            "calibration_tokens": 4 * CALIBRATION_TOKENS,
         }
     return table
 
@@ -96,18 +97,19 @@ def main() -> None:
         model=MODEL,
         texts=TEXTS,
         windows=WINDOWS,
-        ablation_windows=FEW_WINDOWS,
         context=CONTEXT,
         calibration=[path.name for path in calibration],
         calibration_tokens=CALIBRATION_TOKENS,
     )
     network, tokenizer = kvfold.load_model(MODEL, dtype=torch.float32)
     texts = {
-        name: token_ids(tokenizer, read_text(arguments.valid / file), minimum=WINDOWS * CONTEXT, name=file)
+        name: token_ids(
+            tokenizer, read_text(arguments.valid / file), minimum=max(WINDOWS.values()) * CONTEXT, name=file
+        )
         for name, file in TEXTS.items()
     }
-    for few, name in ((False, "original"), (True, f"{ABLATION}original")):
-        results.row(name, lambda few=few: {"nats": score(network, texts, few)})
+    for kind in WINDOWS:
+        results.row(f"original, {kind}", lambda kind=kind: {"nats": score(network, texts, kind)})
     given = {"calibration_tokens": CALIBRATION_TOKENS, "calibration": list(map(str, calibration))}
     for name, options in whole_conversions().items():
         if arguments.rows in name:
@@ -117,8 +119,8 @@ def main() -> None:
     for name, options in wanted.items():
         for layer, attention in zip(network.model.layers, attentions.pop(name), strict=True):
             layer.self_attn = attention
-        few = name.startswith(ABLATION)
-        results.row(name, lambda o=options, few=few: {"options": o, "nats": score(network, texts, few)})
+        kind = "ablation" if name.startswith(ABLATION) else "folded"
+        results.row(name, lambda o=options, kind=kind: {"options": o, "nats": score(network, texts, kind)})
 
 
 def convert(options: dict[str, Any], shown: dict[str, Any], texts: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +138,7 @@ def convert(options: dict[str, Any], shown: dict[str, Any], texts: dict[str, Any
             "polish_steps": conversion.options.polish_steps,
             "kept": conversion.plan.kept,
             "stages": conversion.stage_losses,
-            "nats": score(network, texts),
+            "nats": score(network, texts, "whole"),
         }
     finally:
         shutil.rmtree(out.parent)
@@ -182,11 +184,11 @@ def _runner(checkpoint: Checkpoint, family: Family, options: ConvertOptions) -> 
     return SharedRunner(checkpoint, family, ids, probes, stages=(), attention=True, follow=False)
 
 
-def score(network: Any, texts: dict[str, Any], few: bool = False) -> dict[str, float]:
+def score(network: Any, texts: dict[str, Any], kind: str) -> dict[str, float]:
     """Nats per token on every text."""
-    windows = FEW_WINDOWS if few else WINDOWS
     return {
-        name: perplexity(network, ids, context=CONTEXT, windows=windows).nats_per_token for name, ids in texts.items()
+        name: perplexity(network, ids, context=CONTEXT, windows=WINDOWS[kind]).nats_per_token
+        for name, ids in texts.items()
     }
 
 

@@ -24,6 +24,8 @@ from kvfold.texts import check_vocabulary
 BATCH_TOKENS = 2048
 ATTENTION_TOKENS = 16384
 """Whose attention is measured, at most: that takes longer than all else, and more tell little more."""
+DRIFT_SHARE = 0.5
+"""Of what the residual stream has lost so far, that a layer is asked to make up for; measured."""
 READ_OUT_TOKENS = 256
 """Whose logits are held at once."""
 ORIGINAL = "original"
@@ -50,8 +52,8 @@ class AttentionSample:
 class FitData:
     """What a converted layer sees on the converted prefix, and what its attention should answer.
 
-    `target` is the original's attention output on the original's inputs, plus what the residual stream has lost so far:
-    a layer that meets it puts the stream back to where the original's is.
+    `target` is the original's attention output on the original's inputs, plus half of what the residual stream has lost
+    so far: a layer that meets it puts the stream back half of the way to where the original's is.
     """
 
     inputs: Float[Tensor, "W T D"]
@@ -170,7 +172,7 @@ class LayerRunner:
         statistics = replace(moments.finish(), attention=None if attention is None else attention.finish())
         fit = None
         if self._followed is not None:
-            fit = self._fit_data(layer, torch.cat(answers).add_(before - self._followed), mask)
+            fit = self._fit_data(layer, torch.cat(answers).add_(before - self._followed, alpha=DRIFT_SHARE), mask)
         self._layer = layer
         return Observation(statistics=statistics, sample=samples[0], fit=fit)
 
