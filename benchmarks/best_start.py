@@ -9,7 +9,6 @@ are not measured again; PART picks those whose name contains it.
 """
 
 import argparse
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -89,6 +88,7 @@ def main() -> None:
     parser.add_argument("train", type=Path, help="folder of the calibration texts")
     parser.add_argument("valid", type=Path, help="folder of the texts to report on")
     parser.add_argument("--rows", metavar="PART", default="", help="only rows whose name contains this")
+    parser.add_argument("--keep", metavar="FOLDER", type=Path, help="keep whole conversions there")
     parser.add_argument("--out", type=Path, default=Path("results/best_start.json"))
     arguments = parser.parse_args()
     calibration = sorted(arguments.train.glob("*.txt"))
@@ -113,7 +113,7 @@ def main() -> None:
     given = {"calibration_tokens": CALIBRATION_TOKENS, "calibration": list(map(str, calibration))}
     for name, options in whole_conversions().items():
         if arguments.rows in name:
-            results.row(name, lambda options=options: convert(given | options, options, texts))
+            results.row(name, lambda name=name, o=options: convert(name, given | o, o, texts, arguments.keep))
     wanted = {name: options for name, options in folds().items() if arguments.rows in name and name not in results}
     attentions = fold_all({name: given | options | {"one_shot": True} for name, options in wanted.items()})
     for name, options in wanted.items():
@@ -123,12 +123,14 @@ def main() -> None:
         results.row(name, lambda o=options, kind=kind: {"options": o, "nats": score(network, texts, kind)})
 
 
-def convert(options: dict[str, Any], shown: dict[str, Any], texts: dict[str, Any]) -> dict[str, Any]:
+def convert(
+    name: str, options: dict[str, Any], shown: dict[str, Any], texts: dict[str, Any], keep: Path | None
+) -> dict[str, Any]:
     """Convert with `options` and score the result."""
-    out = Path(tempfile.mkdtemp()) / "converted"
-    try:
+    with tempfile.TemporaryDirectory() as scratch:
+        out = (keep or Path(scratch)) / name.replace(" ", "-")
         began = time.perf_counter()
-        conversion = kvfold.convert(MODEL, out, **options)
+        conversion = kvfold.convert(MODEL, out, overwrite=True, **options)
         seconds = time.perf_counter() - began
         network, _ = kvfold.load_model(out)
         return {
@@ -140,8 +142,6 @@ def convert(options: dict[str, Any], shown: dict[str, Any], texts: dict[str, Any
             "stages": conversion.stage_losses,
             "nats": score(network, texts, "whole"),
         }
-    finally:
-        shutil.rmtree(out.parent)
 
 
 class SharedRunner(LayerRunner):
