@@ -30,14 +30,6 @@ STARTS: dict[str, dict[str, Any]] = {
     "uniform": {"rope": "uniform", "kv_lora_rank": FULL_RANK, "factorize": "svd_joint"},
     "2-norm + svd_joint": {"rope": "2-norm", "d_kv": 32, "factorize": "svd_joint"},
     "2-norm + svd_split": {"rope": "2-norm", "d_kv": 32, "factorize": "svd_split"},
-    "2-norm + svd_whitened": {"rope": "2-norm", "d_kv": 32, "factorize": "svd_whitened"},
-}
-SHARED: dict[str, dict[str, Any]] = {
-    "shared energy, 24 dims + full rank": {"qk_rope_head_dim": 24, "kv_lora_rank": 360},
-    "shared energy, 50 %": {"cache_ratio": 0.5},
-    "shared energy, 31.25 %": {"cache_ratio": 0.3125},
-    "shared energy, 18.75 %": {"cache_ratio": 0.1875},
-    "shared energy, 12.5 %": {"cache_ratio": 0.125},
 }
 
 
@@ -57,15 +49,13 @@ def main() -> None:
     results.row("original", lambda: score(MODEL, arguments.text))
     for name, options in STARTS.items():
         results.row(name, lambda o=options: start(o | {"layout": "per_head", "qk_rope_head_dim": 8}, arguments.text))
-    for name, options in SHARED.items():
-        results.row(name, lambda o=options: start(o, arguments.text))
 
 
 def start(options: dict[str, Any], text: Path) -> dict[str, Any]:
     """Convert with `options` and score the result."""
     out = Path(tempfile.mkdtemp()) / "converted"
     try:
-        conversion = kvfold.convert(MODEL, out, calibration_tokens=CALIBRATION_TOKENS, **options)
+        conversion = kvfold.convert(MODEL, out, calibration_tokens=CALIBRATION_TOKENS, one_shot=True, **options)
         return {"options": options, "seconds": conversion.seconds} | score(out, text)
     finally:
         shutil.rmtree(out.parent)
