@@ -25,6 +25,8 @@ from kvfold.convert.calibration import LayerRunner, Observation
 from kvfold.convert.layers import LayerConverter
 from kvfold.convert.weights import LayerWeights
 from kvfold.evaluate import perplexity
+from kvfold.evaluate.cache import CacheFactory
+from kvfold.evaluate.quantized import packed_bytes, quantized_cache_factory
 from kvfold.families import Family
 from kvfold.texts import read_text, token_ids
 
@@ -110,6 +112,8 @@ def main() -> None:
     }
     for kind in WINDOWS:
         results.row(f"original, {kind}", lambda kind=kind: {"nats": score(network, texts, kind)})
+    for bits in (8, 4):
+        results.row(f"original, int{bits}", lambda bits=bits: quantised(network, texts, bits))
     given = {"calibration_tokens": CALIBRATION_TOKENS, "calibration": list(map(str, calibration))}
     for name, options in whole_conversions().items():
         if arguments.rows in name:
@@ -184,12 +188,18 @@ def _runner(checkpoint: Checkpoint, family: Family, options: ConvertOptions) -> 
     return SharedRunner(checkpoint, family, ids, probes, stages=(), attention=True, follow=False)
 
 
-def score(network: Any, texts: dict[str, Any], kind: str) -> dict[str, float]:
+def quantised(network: Any, texts: dict[str, Any], bits: int) -> dict[str, Any]:
+    """The original with its cache in fewer bits. `kept` is of bf16, scales included."""
+    width = network.config.head_dim
+    kept = packed_bytes(width, bits=bits) / (2 * width)
+    factory = quantized_cache_factory(network.config, nbits=bits)
+    return {"kept": kept, "nats": score(network, texts, "folded", factory)}
+
+
+def score(network: Any, texts: dict[str, Any], kind: str, factory: CacheFactory | None = None) -> dict[str, float]:
     """Nats per token on every text."""
-    return {
-        name: perplexity(network, ids, context=CONTEXT, windows=WINDOWS[kind]).nats_per_token
-        for name, ids in texts.items()
-    }
+    options = {"context": CONTEXT, "windows": WINDOWS[kind], "cache_factory": factory}
+    return {name: perplexity(network, ids, **options).nats_per_token for name, ids in texts.items()}
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Run: python benchmarks/tables.py
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 
 def main() -> None:
-    for table in (demo, starts, speeds, big, promises):
+    for table in (demo, best_starts, rotary, ablation, tasks, starts, speeds, big, promises):
         print(f"{table()}\n")
 
 
@@ -39,6 +40,61 @@ def demo() -> str:
             )
             for row in rows_of("demo")
         ],
+    )
+
+
+TEXTS = ("wikitext2", "psychology", "novel")
+
+
+def best_starts() -> str:
+    """Perplexity over the original's, text by text."""
+    rows = rows_of("best_start")
+    chosen = [name for name, row in rows.items() if "kept" in row and "options" in row]
+    cells = [(name, f"{rows[name]['seconds'] / 60:.0f} min", *_ratios(rows, name, "whole")) for name in chosen]
+    return markdown(("whole conversion, cache kept", "time", *TEXTS), cells)
+
+
+def rotary() -> str:
+    """Folds of one pass at equal budgets, and the nats that they lose."""
+    rows = rows_of("best_start")
+    chosen = [name for name, row in rows.items() if "options" in row and "kept" not in row and ":" not in name]
+    cells = [(name, *_ratios(rows, name, "folded"), f"{_loss(rows, name, 'folded'):.3f}") for name in chosen]
+    return markdown(("one shot, cache kept", *TEXTS, "nats lost, mean"), cells)
+
+
+def ablation() -> str:
+    """Mean nats lost by rotary strategy (rows) and factorisation (columns)."""
+    rows = rows_of("best_start")
+    names = [name.removeprefix("ablation: ").split(" + ") for name in rows if name.startswith("ablation: ")]
+    methods = list(dict.fromkeys(method for _, method in names))
+    strategies = dict.fromkeys(strategy for strategy, _ in names)
+    cells = [
+        (name, *(f"{_loss(rows, f'ablation: {name} + {method}', 'ablation'):.2f}" for method in methods))
+        for name in strategies
+    ]
+    return markdown(("nats lost at 31.25 %, mean of three texts", *methods), cells)
+
+
+def _ratios(rows: Any, name: str, kind: str) -> list[str]:
+    base = rows[f"original, {kind}"]["nats"]
+    return [f"{math.exp(rows[name]['nats'][text] - base[text]):.2f}" for text in TEXTS]
+
+
+def _loss(rows: Any, name: str, kind: str) -> float:
+    base = rows[f"original, {kind}"]["nats"]
+    return sum(rows[name]["nats"][text] - base[text] for text in TEXTS) / len(TEXTS)
+
+
+def tasks() -> str:
+    rows = rows_of("commonsense_tasks")
+    names = list(dict.fromkeys(task for row in rows.values() for task in row["tasks"]))
+    cells = []
+    for name, row in rows.items():
+        scores = [row["tasks"][task] for task in names]
+        mean = f"{100 * row['average']:.1f} ± {100 * row['average_standard_error']:.1f}"
+        cells.append((name, f"{row['cache_elements']:.0f}", *(f"{100 * score['score']:.1f}" for score in scores), mean))
+    return markdown(
+        ("accuracy, %", "cached elements", *(name.removeprefix("offline_") for name in names), "average"), cells
     )
 
 
@@ -71,10 +127,14 @@ def speeds() -> str:
 
 
 def big() -> str:
-    row = rows_of("big_checkpoint")["convert"]
-    stages = [(f"seconds, {stage}", f"{value:.0f}") for stage, value in row["seconds"].items()]
-    peak = ("peak memory", f"{row['peak_memory_bytes'] / 2**30:.2f} GiB")
-    return markdown(("Llama-2-7B shape, weights only", ""), [peak, *stages])
+    cells = []
+    for name, row in rows_of("big_checkpoint").items():
+        times = [f"{row['seconds'][stage]:.0f}" for stage in ("calibrate", "fold", "total")]
+        resumed = f"identical: {row['resumed']['identical']}" if "resumed" in row else ""
+        cells.append((name, f"{row['peak_memory_bytes'] / 2**30:.2f} GiB", *times, resumed))
+    return markdown(
+        ("Llama-2-7B shape", "peak memory", "seconds, calibrate", "fold", "total", "killed and resumed"), cells
+    )
 
 
 def promises() -> str:
