@@ -44,21 +44,22 @@ def demo() -> str:
 
 
 TEXTS = ("wikitext2", "psychology", "novel")
+RATIO_TEXT = r"(?P<kept>[\d.]+)%"
 
 
 def best_starts() -> str:
     """Perplexity over the original's, text by text."""
     rows = rows_of("best_start")
-    chosen = [name for name, row in rows.items() if "kept" in row and "options" in row]
-    cells = [(name, f"{rows[name]['seconds'] / 60:.0f} min", *_ratios(rows, name, "whole")) for name in chosen]
+    chosen = [name for name, row in rows.items() if "seconds" in row]
+    cells = [(name, f"{rows[name]['seconds'] / 60:.0f} min", *_ratios(rows, name)) for name in chosen]
     return markdown(("whole conversion, cache kept", "time", *TEXTS), cells)
 
 
 def rotary() -> str:
     """Folds of one pass at equal budgets, and the nats that they lose."""
     rows = rows_of("best_start")
-    chosen = [name for name, row in rows.items() if "options" in row and "kept" not in row and ":" not in name]
-    cells = [(name, *_ratios(rows, name, "folded"), f"{_loss(rows, name, 'folded'):.3f}") for name in chosen]
+    chosen = [name for name, row in rows.items() if name.endswith("%") and "seconds" not in row]
+    cells = [(name, *_ratios(rows, name), f"{loss(rows, name):.3f}") for name in chosen]
     return markdown(("one shot, cache kept", *TEXTS, "nats lost, mean"), cells)
 
 
@@ -69,20 +70,26 @@ def ablation() -> str:
     methods = list(dict.fromkeys(method for _, method in names))
     strategies = dict.fromkeys(strategy for strategy, _ in names)
     cells = [
-        (name, *(f"{_loss(rows, f'ablation: {name} + {method}', 'ablation'):.2f}" for method in methods))
-        for name in strategies
+        (name, *(f"{loss(rows, f'ablation: {name} + {method}'):.2f}" for method in methods)) for name in strategies
     ]
     return markdown(("nats lost at 31.25 %, mean of three texts", *methods), cells)
 
 
-def _ratios(rows: Any, name: str, kind: str) -> list[str]:
-    base = rows[f"original, {kind}"]["nats"]
+def _ratios(rows: Any, name: str) -> list[str]:
+    base = _original(rows, name)
     return [f"{math.exp(rows[name]['nats'][text] - base[text]):.2f}" for text in TEXTS]
 
 
-def _loss(rows: Any, name: str, kind: str) -> float:
-    base = rows[f"original, {kind}"]["nats"]
+def loss(rows: Any, name: str) -> float:
+    """Nats more than the original on the same windows, mean of the texts."""
+    base = _original(rows, name)
     return sum(rows[name]["nats"][text] - base[text] for text in TEXTS) / len(TEXTS)
+
+
+def _original(rows: Any, name: str) -> Any:
+    if name.startswith("ablation"):
+        return rows["original, ablation"]["nats"]
+    return rows["original, whole" if "seconds" in rows[name] else "original, folded"]["nats"]
 
 
 def tasks() -> str:
