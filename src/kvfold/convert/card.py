@@ -71,7 +71,7 @@ def model_card(plan: Plan, results: dict[str, Any]) -> str:
     target = plan.layers[0].target
     ranks = sorted({layer.target.kv_lora_rank for layer in plan.layers})
     rank = f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}, shared among the layers by need"
-    calibration = f"{plan.calibration_tokens} tokens" if plan.calibration_tokens else "none (weights only)"
+    calibration = f"{plan.calibration_tokens} tokens of {_texts(results['options'])}"
     return f"""---
 library_name: transformers
 tags: [kvfold, {target.name.lower()}]
@@ -92,7 +92,7 @@ tags: [kvfold, {target.name.lower()}]
 
 - rotary components: `{plan.rope}`, {target.rotary_heads} head(s) of {target.qk_rope_head_dim} dims
 - factorisation: `{plan.factorize}`, latent rank {rank}
-- calibration: {calibration}
+- calibration: {calibration if plan.calibration_tokens else "none (weights only)"}
 
 {_stages(results)}
 
@@ -103,6 +103,15 @@ model = transformers.AutoModelForCausalLM.from_pretrained("path/to/this/folder")
 
 The exact recipe is in `recipe.yaml`, every number above in `kvfold.json`.
 """
+
+
+def _texts(options: dict[str, Any]) -> str:
+    """The names of the calibration texts, with their weights if there are any."""
+    names = [f"`{Path(entry).name}`" for entry in options["calibration"]]
+    weights = options["calibration_weights"]
+    if weights:
+        names = [f"{name} (weight {weight:g})" for name, weight in zip(names, weights, strict=True)]
+    return ", ".join(names)
 
 
 def _stages(results: dict[str, Any]) -> str:
