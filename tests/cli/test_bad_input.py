@@ -156,11 +156,9 @@ def tamper(**values) -> Damage:
 
 
 OPTIONS = {
-    "rope": convert(
-        "--cache-ratio", "0.5", "--rope", "enegry", says=("unknown rope strategy", "'enegry'", "mean 'energy'?")
-    ),
+    "rope": convert("--cache-ratio", "0.5", "--rope", "mixd", says=("unknown rope strategy", "'mixd'", "mean 'mixed'?")),
     "rope of the other layout": convert(
-        "--cache-ratio", "0.5", "--rope", "2-norm", says=("'2-norm'", "layout shared has energy, full.")
+        "--cache-ratio", "0.5", "--rope", "2-norm", says=("'2-norm'", "layout shared has mixed, assigned, stride,")
     ),
     "factorize": convert("--cache-ratio", "0.5", "--factorize", "svd-joint", says=("'svd-joint'", "mean 'svd_joint'?")),
     "layout": convert("--cache-ratio", "0.5", "--layout", "per-head", says=("'per-head'", "mean 'per_head'?")),
@@ -171,8 +169,10 @@ OPTIONS = {
         *EXPLICIT, "--qk-rope-head-dim", "4", "--d-kv", "16", says=("exceed the original cache of 32", "lower the rank")
     ),
     "2-norm uncalibrated": convert(
-        *("--cache-ratio", "0.5", "--calibration-tokens", "0", "--layout", "per_head"),
-        says=("2-norm", "calibration_tokens above 0"),
+        *WEIGHTS_ONLY, "--layout", "per_head", "--rope", "2-norm", says=("'2-norm'", "calibration_tokens above 0")
+    ),
+    "the default of per_head uncalibrated": convert(
+        *WEIGHTS_ONLY, "--layout", "per_head", says=("'rotation_error'", "calibration_tokens above 0", "another")
     ),
     "svd_whitened uncalibrated": convert(
         *WEIGHTS_ONLY, "--factorize", "svd_whitened", says=("svd_whitened", "calibration_tokens above 0")
@@ -223,8 +223,8 @@ RECIPES = {
     ),
     "unknown name": convert(
         *("--config", "{tmp}/r.yaml"),
-        damage=write("r.yaml", "cache_ratio: 0.5\nrope: enrgy\n"),
-        says=("'enrgy'", "mean 'energy'?"),
+        damage=write("r.yaml", "cache_ratio: 0.5\nrope: strid\n"),
+        says=("'strid'", "mean 'stride'?"),
     ),
 }
 

@@ -67,11 +67,11 @@ def test_what_is_printed_is_what_is_written(calls, tmp_path, capsys):
 
 
 def test_the_method_options_are_those_of_convert(calls):
-    flags = "--layout shared --rope energy --factorize svd_joint --calibration a.txt b.txt --calibration-tokens 0"
+    flags = "--layout shared --rope assigned --factorize svd_joint --calibration a.txt b.txt --calibration-tokens 0"
     assert cli.main(["plan", "m", "--ratios", "0.25", "0.5", "0.25", *flags.split()]) == 0
     method = {
         "layout": "shared",
-        "rope": "energy",
+        "rope": "assigned",
         "factorize": "svd_joint",
         "calibration": ("a.txt", "b.txt"),
         "calibration_tokens": 0,

@@ -235,7 +235,7 @@ OPTION_MISTAKES = {
     "no text": (
         {"cache_ratio": 0.5, "calibration": ()},
         OptionError,
-        "calibration is empty: name default, sampled or text files, or set calibration_tokens to 0.",
+        "calibration is empty: name default, sampled, random or text files, or set calibration_tokens to 0.",
     ),
     "one text twice": (
         {"cache_ratio": 0.5, "calibration": ("sampled", "a.txt", "sampled")},

@@ -167,6 +167,16 @@ def test_text_of_the_model_is_mixed_in(folder, tmp_path, tokenizer):
     assert stages[-1] == ("sampling calibration text", 6, 6)
 
 
+def test_random_tokens_are_ordinary_ones_and_follow_the_seed(tmp_path, tokenizer):
+    path = write_letters(tmp_path / "a.txt", 100)
+    first, same, other = (
+        calibration_ids(tmp_path, tokenizer, options("random", path, tokens=8 * WINDOW, seed=seed), silent)
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, same) and not torch.equal(first, other)
+    assert set(first.unique().tolist()) <= set(ordinary_tokens(tokenizer).tolist())
+
+
 def test_a_short_file_is_found_out_before_the_model_is_loaded(tmp_path, tokenizer):
     path = write_letters(tmp_path / "a.txt", 5)
     with pytest.raises(TextError, match="has 5 tokens"):

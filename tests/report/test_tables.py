@@ -36,7 +36,7 @@ PLAN = {
     "source": "smollm2",
     "model_type": "llama",
     "layout": "shared",
-    "rope": "energy",
+    "rope": "mixed",
     "factorize": "svd_joint",
     "dtype": "bfloat16",
     "calibration_tokens": 8192,
@@ -79,25 +79,41 @@ def test_inspection_says_why_not(capsys):
     assert "no: it has no [rotary] positions" in capsys.readouterr().out
 
 
-def test_plan_and_conversion(capsys):
+def test_plan(capsys):
     tables.show_conversion(PLAN)
     plan = capsys.readouterr().out
     assert "Plan for smollm2" in plan
     assert "22.5 KiB to 7.0 KiB (31.25%, bfloat16)" in plan
     assert any(line.split() == ["0–29", "GQA", "MLA", "1", "x", "24", "96", "384", "120"] for line in plan.splitlines())
-    tables.show_conversion(
-        {
-            "out": "o",
-            "plan": PLAN,
-            "options": {},
-            "attention_errors": [0.1, 0.3],
-            "seconds": {"rotary": 2.0, "save": 1.5},
-        }
-    )
-    conversion = capsys.readouterr().out
-    assert "Converted smollm2 to o in 3.5 s" in conversion
-    assert "largest, in layer 1" in conversion
-    assert any(line.split() == ["rotary", "2", "s"] for line in conversion.splitlines())
+
+
+CONVERSION = {
+    "out": "o",
+    "plan": PLAN,
+    "options": {},
+    "stage_errors": {"rotary": [0.1, 0.3], "low rank": [0.5, 0.2]},
+    "stage_losses": {"original": 3.0, "rotary": 3.25, "low rank": 2.875},
+    "seconds": {"fold": 2.0, "write": 1.5},
+}
+
+
+def test_conversion(capsys):
+    tables.show_conversion(CONVERSION)
+    out = capsys.readouterr().out
+    assert "Plan for" not in out
+    assert "Converted smollm2 to o in 3.5 s" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["original", "3.000"] in rows
+    assert ["rotary", "3.250", "+0.250", "0.200", "0.300,", "layer", "1"] in rows
+    assert ["low", "rank", "2.875", "-0.125", "0.350", "0.500,", "layer", "0"] in rows
+    assert ["fold", "2", "s"] in rows
+
+
+def test_conversion_of_the_weights_alone(capsys):
+    tables.show_conversion(CONVERSION | {"stage_errors": {}, "stage_losses": {}})
+    out = capsys.readouterr().out
+    assert "Converted smollm2 to o in 3.5 s" in out
+    assert "original" not in out
 
 
 def test_verification(capsys, results):

@@ -17,7 +17,8 @@ from kvfold.texts import CALIBRATION
 
 DEFAULT_TEXT = "default"
 SAMPLED_TEXT = "sampled"
-"""The calibration entries that are no files: the shipped text, and text sampled from the model itself."""
+RANDOM_TEXT = "random"
+"""The calibration entries that are no files: the shipped text, text sampled from the model, and random tokens."""
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -35,7 +36,8 @@ class ConvertOptions:
         rope: which rotary components stay; None takes the layout's default, `full` with `lossless`.
         factorize: low-rank method; None takes `attention_aware`, or `svd_joint` when nothing is calibrated.
         calibration: what to calibrate on: `default` (the broad text shipped with kvfold), `sampled` (text sampled from
-            the model itself, which takes memory for all of it) and paths of text files.
+            the model itself, which takes memory for all of it), `random` (tokens drawn evenly from the vocabulary: a
+            little of it helps on text unlike the rest) and paths of text files.
         calibration_weights: one positive number per entry of `calibration`, its share of the tokens; empty weighs all
             alike.
         calibration_tokens: tokens to calibrate on, all entries together; 0 uses the weights alone.
@@ -95,10 +97,10 @@ class ConvertOptions:
     def _check_calibration(self) -> None:
         if not self.calibration:
             raise OptionError(
-                f"calibration is empty: name {DEFAULT_TEXT}, {SAMPLED_TEXT} or text files, or set calibration_tokens "
-                "to 0."
+                f"calibration is empty: name {DEFAULT_TEXT}, {SAMPLED_TEXT}, {RANDOM_TEXT} or text files, or set "
+                "calibration_tokens to 0."
             )
-        files = {DEFAULT_TEXT: str(CALIBRATION), SAMPLED_TEXT: SAMPLED_TEXT}
+        files = {DEFAULT_TEXT: str(CALIBRATION), SAMPLED_TEXT: SAMPLED_TEXT, RANDOM_TEXT: RANDOM_TEXT}
         seen: dict[str, str] = {}
         for entry in self.calibration:
             text = files.get(entry) or realpath(entry)

@@ -1,4 +1,4 @@
-"""Text sampled from the original model itself: it needs no file, and is of the kind that the model knows."""
+"""Text that needs no file: sampled from the original model itself, of the kind that it knows, or random tokens."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +76,12 @@ def sample_windows(
         done += len(part)
         progress("sampling calibration text", done, windows)
     return ids
+
+
+def random_tokens(tokenizer: PreTrainedTokenizerBase, size: tuple[int, int], seed: int) -> Int64[Tensor, "W T"]:
+    """Windows of tokens that have nothing to do with each other, all of the vocabulary alike."""
+    tokens = ordinary_tokens(tokenizer)
+    return tokens[torch.randint(len(tokens), size, generator=torch.Generator().manual_seed(seed))]
 
 
 def ordinary_tokens(tokenizer: PreTrainedTokenizerBase) -> Int64[Tensor, " tokens"]:

@@ -1,4 +1,5 @@
-"""The text that a conversion is calibrated on: files, the shipped text and the model's own, mixed by weight."""
+"""The text that a conversion is calibrated on: files, the shipped text, the model's own and random tokens, mixed by
+weight."""
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -9,8 +10,8 @@ from jaxtyping import Int64
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from kvfold.convert.options import DEFAULT_TEXT, SAMPLED_TEXT, ConvertOptions
-from kvfold.convert.sampling import sample_from
+from kvfold.convert.options import DEFAULT_TEXT, RANDOM_TEXT, SAMPLED_TEXT, ConvertOptions
+from kvfold.convert.sampling import random_tokens, sample_from
 from kvfold.errors import TextError
 from kvfold.texts import CALIBRATION, read_slice, read_text, text_size, token_ids
 
@@ -43,8 +44,11 @@ def calibration_ids(
     parts = {
         entry: _windows_of_file(tokenizer, entry, count, options.calibration_window)
         for entry, count in shares.items()
-        if entry != SAMPLED_TEXT
+        if entry not in (SAMPLED_TEXT, RANDOM_TEXT)
     }
+    if RANDOM_TEXT in shares:
+        size = (shares[RANDOM_TEXT], options.calibration_window)
+        parts[RANDOM_TEXT] = random_tokens(tokenizer, size, options.seed)
     if SAMPLED_TEXT in shares:
         parts[SAMPLED_TEXT] = sample_from(
             model,
