@@ -19,20 +19,21 @@ from result_file import ResultFile
 
 import kvfold
 from kvfold.attention import Attention
-from kvfold.checkpoint import Checkpoint, open_checkpoint
+from kvfold.checkpoint import open_checkpoint
 from kvfold.convert import ConvertOptions, calibration_ids, prepare, probe_ids
 from kvfold.convert.calibration import LayerRunner, Observation
 from kvfold.convert.layers import LayerConverter
+from kvfold.convert.run import plan_per_layer
 from kvfold.convert.weights import LayerWeights
 from kvfold.evaluate import perplexity
 from kvfold.evaluate.cache import CacheFactory
 from kvfold.evaluate.quantized import packed_bytes, quantized_cache_factory
-from kvfold.families import Family
 from kvfold.texts import read_text, token_ids
 
 MODEL = "smollm2"
 CONTEXT = 512
 WINDOWS = {"whole": 24, "folded": 8, "ablation": 3}
+RANDOM = 2.0  # weight of random tokens, each text having 1
 CALIBRATION_TOKENS = 16384
 TEXTS = {
     "wikitext2": "wikitext2-test.raw.txt",
@@ -47,26 +48,27 @@ PER_HEAD = ("rotation_error", "2-norm", "high", "low", "uniform")
 FACTORIZATIONS = ("attention_aware", "svd_whitened", "pca_balanced", "svd_joint", "svd_split")
 PAPER = {"layout": "per_head", "rope": "2-norm", "factorize": "svd_joint"}
 ABLATION = "ablation: "
+PER_LAYER = "mixed per layer, one shot"
 
 
 def whole_conversions() -> dict[str, dict[str, Any]]:
     """Options by row name."""
-    table: dict[str, dict[str, Any]] = {}
-    for ratio in RATIOS:
-        table[f"mixed per layer, one shot, {ratio:.2%}"] = {"cache_ratio": ratio, "per_layer": True, "one_shot": True}
-    for ratio in RATIOS:
-        table[f"mixed per layer, refit and polish, {ratio:.2%}"] = {
+    return {
+        f"mixed per layer, refit and polish, {ratio:.2%}": {
             "cache_ratio": ratio,
             "per_layer": True,
             "polish_minutes": POLISH_MINUTES,
             "calibration_tokens": 4 * CALIBRATION_TOKENS,
         }
-    return table
+        for ratio in RATIOS
+    }
 
 
 def folds() -> dict[str, dict[str, Any]]:
     """Options by row name, of what needs nothing but the original on the calibration text."""
-    table: dict[str, dict[str, Any]] = {}
+    table: dict[str, dict[str, Any]] = {
+        f"{PER_LAYER}, {ratio:.2%}": {"cache_ratio": ratio, "per_layer": True} for ratio in RATIOS
+    }
     for ratio in RATIOS:
         for name in ("mixed", *EXPORTABLE):
             table[f"{name}, {ratio:.2%}"] = {"cache_ratio": ratio, "rope": name}
@@ -101,6 +103,7 @@ def main() -> None:
         windows=WINDOWS,
         context=CONTEXT,
         calibration=[path.name for path in calibration],
+        random_tokens=RANDOM,
         calibration_tokens=CALIBRATION_TOKENS,
     )
     network, tokenizer = kvfold.load_model(MODEL, dtype=torch.float32)
@@ -114,7 +117,8 @@ def main() -> None:
         results.row(f"original, {kind}", lambda kind=kind: {"nats": score(network, texts, kind)})
     for bits in (8, 4):
         results.row(f"original, int{bits}", lambda bits=bits: quantised(network, texts, bits))
-    given = {"calibration_tokens": CALIBRATION_TOKENS, "calibration": list(map(str, calibration))}
+    given = {"calibration_tokens": CALIBRATION_TOKENS, "calibration": [*map(str, calibration), "random"]}
+    given["calibration_weights"] = [1.0] * len(calibration) + [RANDOM]
     for name, options in whole_conversions().items():
         if arguments.rows in name:
             results.row(name, lambda name=name, o=options: convert(name, given | o, o, texts, arguments.keep))
@@ -123,7 +127,7 @@ def main() -> None:
     for name, options in wanted.items():
         for layer, attention in zip(network.model.layers, attentions.pop(name), strict=True):
             layer.self_attn = attention
-        kind = "ablation" if name.startswith(ABLATION) else "folded"
+        kind = "ablation" if name.startswith(ABLATION) else "whole" if name.startswith(PER_LAYER) else "folded"
         results.row(name, lambda o=options, kind=kind: {"options": o, "nats": score(network, texts, kind)})
 
 
@@ -168,10 +172,17 @@ def fold_all(rows: dict[str, dict[str, Any]]) -> dict[str, list[Attention]]:
     options = {name: ConvertOptions.from_dict(given) for name, given in rows.items()}
     any_options = next(iter(options.values()))
     family, _ = prepare(checkpoint, any_options)
-    runner = _runner(checkpoint, family, any_options)
+    tokenizer = checkpoint.load_tokenizer()
+    ids = calibration_ids(checkpoint.path, tokenizer, any_options, lambda *_: None)
+    plans = {}
+    for name, chosen in options.items():
+        plans[name] = prepare(checkpoint, chosen)[1]
+        if chosen.per_layer:
+            plans[name] = plan_per_layer(checkpoint, family, tokenizer, ids, plans[name], chosen, lambda *_: None)
+    probes = probe_ids(tokenizer, ids.shape[1])
+    runner = SharedRunner(checkpoint, family, ids, probes, stages=(), attention=True, follow=False)
     converters = {
-        name: LayerConverter(checkpoint, family, prepare(checkpoint, chosen)[1], chosen, runner)
-        for name, chosen in options.items()
+        name: LayerConverter(checkpoint, family, plans[name], chosen, runner) for name, chosen in options.items()
     }
     attentions: dict[str, list[Attention]] = {name: [] for name in rows}
     for index in range(checkpoint.config.num_hidden_layers):
@@ -179,13 +190,6 @@ def fold_all(rows: dict[str, dict[str, Any]]) -> dict[str, list[Attention]]:
             attentions[name].append(converter.try_layer(index).attention)
         print(f"layer {index}", flush=True)
     return attentions
-
-
-def _runner(checkpoint: Checkpoint, family: Family, options: ConvertOptions) -> SharedRunner:
-    tokenizer = checkpoint.load_tokenizer()
-    ids = calibration_ids(checkpoint.path, tokenizer, options, lambda *_: None)
-    probes = probe_ids(tokenizer, ids.shape[1])
-    return SharedRunner(checkpoint, family, ids, probes, stages=(), attention=True, follow=False)
 
 
 def quantised(network: Any, texts: dict[str, Any], bits: int) -> dict[str, Any]:

@@ -79,10 +79,19 @@ def naive(weights, hidden_WTD, cos, sin, mask):
     }
 
 
+LAYERS = {
+    "GQA": {"head_dim": 6, "biases": False},
+    "GQA with biases and a gain": {"head_dim": 6, "rope_gain": 1.3},
+    "MHA": {"head_dim": 6, "heads": 2, "kv_heads": 2},
+    "MQA with neighbours on both sides": {"head_dim": 10, "heads": 2, "kv_heads": 1},
+    "MQA of a single pair": {"head_dim": 2, "heads": 2, "kv_heads": 1},
+}
+
+
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize(("biases", "gain"), [(False, 1.0), (True, 1.3)])
-def test_moments_are_those_of_the_naive_loops(make_layer, observe, tables, mask, biases, gain):
-    weights = make_layer(head_dim=6, biases=biases, rope_gain=gain)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_moments_are_those_of_the_naive_loops(make_layer, observe, tables, mask, layer):
+    weights = make_layer(**LAYERS[layer])
     hidden = torch.randn(3, LENGTH, 12, generator=torch.Generator().manual_seed(2)) + 0.3
     moments = observe(weights, hidden, MASKS[mask]).attention
     expected = naive(weights, hidden, *tables(weights, LENGTH), CAUSAL if MASKS[mask] is None else MASKS[mask])

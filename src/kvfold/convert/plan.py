@@ -1,6 +1,7 @@
 """What a conversion will do, before it is done: pure arithmetic on a config, printable."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -49,6 +50,12 @@ class Plan:
     def kept(self) -> float:
         """Share of the original cache that is left."""
         return self.elements_after / self.elements_before
+
+    def with_ranks(self, ranks: Sequence[int]) -> "Plan":
+        """The same with a latent rank of its own for every layer."""
+        targets = [replace(layer.target, kv_lora_rank=rank) for layer, rank in zip(self.layers, ranks, strict=True)]
+        layers = (replace(layer, target=target) for layer, target in zip(self.layers, targets, strict=True))
+        return replace(self, layers=tuple(layers))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able values; layers that are alike are listed once with their count."""

@@ -111,7 +111,11 @@ def convert(
         journal = folder.journal(_key(checkpoint, chosen, ids))
         if chosen.per_layer:
             assert ids is not None
-            what = _share_out(checkpoint, family, tokenizer, ids, what, chosen, journal, progress)
+            if PROFILE_STEP in journal.entries:
+                what = what.with_ranks(journal.load(PROFILE_STEP)[1]["ranks"])
+            else:
+                what = plan_per_layer(checkpoint, family, tokenizer, ids, what, chosen, progress)
+                journal.save(PROFILE_STEP, {}, {"ranks": [layer.target.kv_lora_rank for layer in what.layers]})
         worker = _Worker(checkpoint, family, what, chosen, runner, journal)
         for index in range(len(what.layers)):
             worker.convert_layer(index, folder)
@@ -162,29 +166,19 @@ def probe_ids(tokenizer: Any, length: int) -> Tensor:
     return novel[: len(novel) // length * length].view(-1, length)[:PROBE_WINDOWS]
 
 
-def _share_out(
+def plan_per_layer(
     checkpoint: Checkpoint,
     family: Family,
     tokenizer: Any,
     ids: Tensor,
     plan: Plan,
     options: ConvertOptions,
-    journal: Journal,
     progress: Progress,
 ) -> Plan:
     """The plan with the latent ranks shared among the layers by what each needs, as much in all as before."""
-    if PROFILE_STEP in journal.entries:
-        ranks = journal.load(PROFILE_STEP)[1]["ranks"]
-    else:
-        profile = profile_checkpoint(checkpoint, family, tokenizer, ids, plan, options, progress)
-        target = plan.layers[0].target
-        ranks = share_ranks(profile.layers, target.qk_rope_head_dim, target.kv_lora_rank)
-        journal.save(PROFILE_STEP, {}, {"ranks": ranks})
-    layers = zip(plan.layers, ranks, strict=True)
-    return replace(
-        plan,
-        layers=tuple(replace(layer, target=replace(layer.target, kv_lora_rank=rank)) for layer, rank in layers),
-    )
+    profile = profile_checkpoint(checkpoint, family, tokenizer, ids, plan, options, progress)
+    target = plan.layers[0].target
+    return plan.with_ranks(share_ranks(profile.layers, target.qk_rope_head_dim, target.kv_lora_rank))
 
 
 def profile_checkpoint(
