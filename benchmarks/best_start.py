@@ -1,11 +1,11 @@
 """How good the start is before any training: strategies, factorisations and budgets on SmolLM2, on three texts.
 
-Run: python benchmarks/best_start.py TRAIN_FOLDER VALID_FOLDER [--rows PART]
+Run: python benchmarks/best_start.py TRAIN_FOLDER VALID_FOLDER [--rows PART ...]
 
 Calibrated on all texts of TRAIN_FOLDER; perplexity divided by the original's on WikiText-2 raw test, a psychology
 textbook (near the calibration text) and a novel, in windows of 512 tokens: 24 of each for whole conversions, fewer for
 the rows that only compare folds and share one pass over the calibration text. Rows that are in the result file already
-are not measured again; PART picks those whose name contains it.
+are not measured again; PARTs pick those whose names contain one.
 """
 
 import argparse
@@ -41,7 +41,7 @@ TEXTS = {
     "novel": "agatha-christie_the-mysterious-affair-at-styles.txt",
 }
 RATIOS = (0.5, 0.3125, 0.1875, 0.125)
-POLISH_MINUTES = 8.0
+POLISH_MINUTES = 12.0
 EXPORTABLE = ("assigned", "stride", "fastest")
 ROROPE = ("rorope", "rorope-2", "rorope-4")
 PER_HEAD = ("rotation_error", "2-norm", "high", "low", "uniform")
@@ -91,7 +91,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("train", type=Path, help="folder of the calibration texts")
     parser.add_argument("valid", type=Path, help="folder of the texts to report on")
-    parser.add_argument("--rows", metavar="PART", default="", help="only rows whose name contains this")
+    parser.add_argument(
+        "--rows", metavar="PART", nargs="+", default=[""], help="only rows whose name contains any of these"
+    )
     parser.add_argument("--keep", metavar="FOLDER", type=Path, help="keep whole conversions there")
     parser.add_argument("--out", type=Path, default=Path("results/best_start.json"))
     arguments = parser.parse_args()
@@ -120,9 +122,13 @@ def main() -> None:
     given = {"calibration_tokens": CALIBRATION_TOKENS, "calibration": [*map(str, calibration), "random"]}
     given["calibration_weights"] = [1.0] * len(calibration) + [RANDOM]
     for name, options in whole_conversions().items():
-        if arguments.rows in name:
+        if any(part in name for part in arguments.rows):
             results.row(name, lambda name=name, o=options: convert(name, given | o, o, texts, arguments.keep))
-    wanted = {name: options for name, options in folds().items() if arguments.rows in name and name not in results}
+    wanted = {
+        name: options
+        for name, options in folds().items()
+        if any(part in name for part in arguments.rows) and name not in results
+    }
     attentions = fold_all({name: given | options | {"one_shot": True} for name, options in wanted.items()})
     for name, options in wanted.items():
         for layer, attention in zip(network.model.layers, attentions.pop(name), strict=True):
