@@ -91,9 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("train", type=Path, help="folder of the calibration texts")
     parser.add_argument("valid", type=Path, help="folder of the texts to report on")
-    parser.add_argument(
-        "--rows", metavar="PART", nargs="+", default=[""], help="only rows whose name contains any of these"
-    )
+    parser.add_argument("--rows", metavar="PART", nargs="+", default=[""], help="only rows whose names contain one")
     parser.add_argument("--keep", metavar="FOLDER", type=Path, help="keep whole conversions there")
     parser.add_argument("--out", type=Path, default=Path("results/best_start.json"))
     arguments = parser.parse_args()

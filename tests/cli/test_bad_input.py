@@ -156,7 +156,7 @@ def tamper(**values) -> Damage:
 
 
 OPTIONS = {
-    "rope": convert("--cache-ratio", "0.5", "--rope", "mixd", says=("unknown rope strategy", "'mixd'", "mean 'mixed'?")),
+    "rope": convert("--cache-ratio", "0.5", "--rope", "mixd", says=("rope strategy", "'mixd'", "mean 'mixed'?")),
     "rope of the other layout": convert(
         "--cache-ratio", "0.5", "--rope", "2-norm", says=("'2-norm'", "layout shared has mixed, assigned, stride,")
     ),

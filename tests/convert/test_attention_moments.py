@@ -60,7 +60,7 @@ def naive(weights, hidden_WTD, cos, sin, mask):
                     gram[n, p] += f.T @ (a[:, None] * f)
                     target[n, p] += f.T @ (a * s)
                     energy[n, p] += a @ s.square()
-                for w, s in itertools.product(*map(range, places.shape)):
+                for w, s in itertools.product(*map(range, places.shape)) if places.shape[1] > 1 else ():
                     pair = places[w, s]
                     q, k = at(query[..., pair], cos[:, w], sin[:, w]), at(key[..., pair], cos[:, w], sin[:, w])
                     product = torch.stack([q[i, n].conj() * k[j, g] for j in seen])
@@ -84,7 +84,7 @@ LAYERS = {
     "GQA with biases and a gain": {"head_dim": 6, "rope_gain": 1.3},
     "MHA": {"head_dim": 6, "heads": 2, "kv_heads": 2},
     "MQA with neighbours on both sides": {"head_dim": 10, "heads": 2, "kv_heads": 1},
-    "MQA of a single pair": {"head_dim": 2, "heads": 2, "kv_heads": 1},
+    "MQA of a single pair, near nothing else": {"head_dim": 2, "heads": 2, "kv_heads": 1},
 }
 
 

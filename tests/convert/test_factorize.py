@@ -9,6 +9,8 @@ from kvfold.attention import GroupedSpec
 from kvfold.convert.factorize import (
     DAMPING,
     FACTORIZATIONS,
+    READ_SHARE,
+    ROOT_DAMPING,
     VALUE_BALANCE,
     Metric,
     attention_aware,
@@ -209,6 +211,79 @@ def test_no_factors_are_closer_in_a_metric(make_layer, width, strategy):
             assert metric_error(split, weights, moved, measure) > best
     for other in (Metric(), Metric(moment=moment), replace(metric, key_root=None)):
         assert metric_error(split, weights, factorize(split, weights, 5, other), measure) > best
+
+
+def augmented_moment(statistics):
+    """E[(x, 1) (x, 1)^T]."""
+    corner = torch.ones(1).double()
+    return torch.cat(
+        (
+            torch.cat((statistics.second_moment, statistics.mean[:, None]), dim=1),
+            torch.cat((statistics.mean, corner))[None],
+        )
+    )
+
+
+def damped_root(matrix, damping):
+    """A root whose transpose is on its left: L^T L is the damped matrix."""
+    return torch.linalg.cholesky(matrix + damping * matrix.trace() / len(matrix) * torch.eye(len(matrix)).double()).T
+
+
+def dense_metric(method, weights, split, statistics):
+    """The stacked weights W, and dense L and M: the method's error is `tr(L (W - up down) M (W - up down)^T L^T)`."""
+    keys, values = split.key_nope, weights.value
+    moment = statistics.second_moment
+    if method == "attention_aware":
+        read = statistics.attention.value_moment
+        moment = (1 - READ_SHARE) * moment / moment.trace() + READ_SHARE * read / read.trace()
+        blocks = {"key": [], "value": []}
+        groups = weights.spec.query_groups
+        output = weights.output.unflatten(1, (weights.spec.num_attention_heads, -1))
+        for group in range(len(keys)):
+            of_queries = of_outputs = 0
+            for head in range(groups * group, groups * group + groups):
+                query = torch.cat((split.query_nope[head], split.query_nope_bias[head][:, None]), dim=1)
+                of_queries = of_queries + query @ augmented_moment(statistics) @ query.T
+                of_outputs = of_outputs + output[:, head].T @ output[:, head]
+            blocks["key"].append(damped_root(of_queries, ROOT_DAMPING))
+            blocks["value"].append(damped_root(of_outputs, ROOT_DAMPING))
+    else:
+        blocks = {name: [torch.eye(rows.shape[1]).double()] * 2 for name, rows in (("key", keys), ("value", values))}
+    key_root, value_root = (torch.block_diag(*blocks[name]) for name in ("key", "value"))
+    if method != "svd_whitened":
+        sizes = [
+            torch.trace(root @ rows.flatten(0, 1) @ moment @ rows.flatten(0, 1).T @ root.T)
+            for root, rows in ((key_root, keys), (value_root, values))
+        ]
+        value_root = value_root * (VALUE_BALANCE if method == "attention_aware" else 1) * (sizes[0] / sizes[1]).sqrt()
+    moment = moment + DAMPING * moment.trace() / len(moment) * torch.eye(len(moment)).double()
+    return torch.cat((keys.flatten(0, 1), values.flatten(0, 1))), torch.block_diag(key_root, value_root), moment
+
+
+@pytest.mark.parametrize("width", [40, 12])  # more columns than rows, and fewer
+@pytest.mark.parametrize(("layout", "strategy"), [("shared", "mixed"), ("shared", "rorope"), ("per_head", "2-norm")])
+@pytest.mark.parametrize("method", ["attention_aware", "svd_whitened", "pca_balanced"])
+def test_factors_are_those_of_a_dense_generalised_svd(make_layer, observe, method, layout, strategy, width):
+    weights = make_layer(width=width)
+    scale = torch.logspace(0, -1, width)
+    statistics = observe(weights, normal(2, 50, width, seed=3).float() * scale + 0.3 * scale)
+    split = LAYOUTS[layout].strategies[strategy].split(weights, statistics, 2)
+    factors = FACTORIZATIONS[method](split, weights, statistics, 7)
+    found = torch.cat((factors.up_key, factors.up_value)) @ factors.down
+    weight, left, moment = dense_metric(method, weights, split, statistics)
+    right = torch.linalg.cholesky(moment)
+    u, s, v = torch.linalg.svd(left @ weight @ right)
+    best = (u[:, :7] * s[:7]) @ v[:7]
+    expected = torch.linalg.solve(left, torch.linalg.solve_triangular(right, best, upper=False, left=False))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+    def error(product):
+        return float((left @ (weight - product) @ right).square().sum())
+
+    assert error(found) == pytest.approx(float(s[7:].square().sum()), rel=1e-6)
+    for seed in range(20):
+        moved = [x * (1 + 0.01 * normal(*x.shape, seed=seed)) for x in (factors.up_key, factors.up_value, factors.down)]
+        assert error(torch.cat(moved[:2]) @ moved[2]) > error(found)
 
 
 def test_attention_aware_loses_less_of_scores_and_outputs_than_the_others(make_layer, observe):

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kvfold.convert.attention_moments import ROW_STEP, near
 from kvfold.convert.rotary import LAYOUTS
-from kvfold.convert.rotary_constants import best_constants, identity
+from kvfold.convert.rotary_constants import best_constants, identity, slot_gains
 from kvfold.convert.rotary_selection import SELECTIONS, split_by_pairs
 from kvfold.convert.statistics import LayerStatistics
 
@@ -123,6 +124,47 @@ def test_where_rotation_does_nothing_nothing_is_lost(make_layer, observe, hidden
     x = hidden[0].double()
     kept, expected = (scores(weights, part, x, frozen=True).softmax(-1) for part in (split, all_pairs(weights)))
     torch.testing.assert_close(kept, expected)
+
+
+def unturned(weights, statistics):
+    """Only pair 0 keeps its rotation; pair 1 gets constants."""
+    return split_by_pairs(weights, torch.tensor([[0]]), best_constants(weights, statistics))
+
+
+def turned_elsewhere(weights, statistics):
+    """The only slot is that of frequency 0; pair 1 is rotated there."""
+    return LAYOUTS["shared"].strategies["assigned"].split(weights, statistics, 1, reach=1, price=1.0)
+
+
+MISSED = {
+    "constants": (unturned, lambda weights, statistics: best_constants(weights, statistics).residual[:, 1]),
+    "gains": (turned_elsewhere, lambda weights, statistics: slot_gains(weights, statistics, near(1, 4))[1][:, 0, 1]),
+}
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.3])
+@pytest.mark.parametrize("replacement", MISSED)
+def test_scores_miss_as_much_as_was_predicted(make_layer, observe, replacement, gain):
+    """With all keys at one pair: the variance of the score error under the original's attention, as a share."""
+    weights = make_layer(heads=2, kv_heads=1, biases=False, rope_gain=gain)
+    keys = torch.zeros_like(weights.key)
+    keys[:, [1, 5]] = weights.key[:, [1, 5]]
+    weights = replace(weights, key=keys, frequency=torch.tensor([0.14, 0.1, 0.05, 0.01]).double())
+    hidden = torch.randn(ROW_STEP, 30, 12, generator=torch.Generator().manual_seed(5))
+    statistics = observe(weights, hidden)
+    split, predicted = (method(weights, statistics) for method in MISSED[replacement])
+    error, energy = torch.zeros(2).double(), torch.zeros(2).double()
+    for window, x in enumerate(hidden.double()):
+        rows = slice(window % ROW_STEP, None, ROW_STEP)
+        seen = torch.ones(30, 30, dtype=torch.bool).tril()
+        expected = scores(weights, all_pairs(weights), x)
+        attention = expected.masked_fill(~seen, -torch.inf).softmax(-1)[:, rows]
+        missed = (scores(weights, split, x) - expected)[:, rows]
+        for total, part in ((error, missed), (energy, expected[:, rows])):
+            centred = part - (attention * part).sum(-1, keepdim=True)
+            total += (attention * centred.square()).sum((1, 2))
+    assert bool((predicted > 0.01).all() and (predicted < 0.9).all())
+    torch.testing.assert_close(error / energy, predicted, rtol=1e-3, atol=0)
 
 
 def test_dims_of_a_layout(make_layer):

@@ -1,5 +1,6 @@
 """The strategies that stock DeepSeek code can express."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from kvfold.convert import rotary_exportable
 from kvfold.convert.rotary import LAYOUTS
 from kvfold.convert.rotary_constants import best_constants
 from kvfold.convert.rotary_exportable import assigned, fastest, rorope, stride
-from kvfold.convert.rotary_mixing import spectrum_of
+from kvfold.convert.rotary_mixing import TRIALS, spectrum_of
 
 
 def components(choice, weights, statistics, pairs):
@@ -52,6 +53,57 @@ def test_assigned_takes_what_is_off_the_slots(make_layer, observe, hidden):
     statistics = observe(alike, hidden)
     left = {name: strategies[name].split(alike, statistics, 2).key_nope for name in ("assigned", "stride")}
     assert float(left["assigned"].square().sum()) < 1e-6 * float(left["stride"].square().sum())
+
+
+def energy_of(spectrum, order, **choices):
+    """What the slots take in this order, each the strongest component that is left, by a dense moment."""
+    moment, total = spectrum.moment.flatten(2).flatten(0, 1), 0.0
+    for slot in order:
+        root = torch.zeros(spectrum.moment.shape[:2]).double()
+        root[spectrum.frequency[slot]] = spectrum.worth(**choices)[slot].sqrt()
+        root = root.flatten()
+        values, vectors = torch.linalg.eigh(root[:, None] * moment * root)
+        synthesis = torch.where(root > 1e-6 * root.max(), vectors[:, -1] / root.clamp_min(1e-12), 0)
+        keep = torch.eye(len(root)) - torch.outer(synthesis, vectors[:, -1].conj() * root)
+        moment, total = keep @ moment @ keep.mH, total + float(values[-1])
+    return total
+
+
+@pytest.mark.parametrize("choices", TRIALS)
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_no_order_of_the_slots_takes_much_more(make_layer, observe, hidden, kv_heads, choices):
+    """Which slot a component goes to, against all orders: the best one where slots have no neighbour in common."""
+    weights = make_layer(head_dim=12, kv_heads=kv_heads)
+    statistics = observe(weights, hidden)
+    spectrum = spectrum_of(weights, statistics, best_constants(weights, statistics))
+    found = energy_of(spectrum, assigned(spectrum, 3, **choices).slot.tolist(), **choices)
+    best = max(energy_of(spectrum, order, **choices) for order in itertools.permutations((0, 2, 4)))
+    assert found > (1 - 1e-9 if choices["reach"] == 0 else 0.95) * best
+
+
+@pytest.mark.parametrize(("name", "slots"), [("stride", (0, 3)), ("fastest", (0, 1))])
+def test_no_other_components_of_the_slots_take_more(make_layer, observe, hidden, name, slots):
+    weights = make_layer(head_dim=12)
+    statistics = observe(weights, hidden)
+    spectrum = spectrum_of(weights, statistics, best_constants(weights, statistics))
+    chosen = {"stride": stride, "fastest": fastest}[name](spectrum, 2)
+    for row, slot in enumerate(chosen.slot.tolist()):
+        place = spectrum.frequency[slot].tolist().index(slot)
+        worth, moment = spectrum.bare[slot, place], spectrum.moment[slot, :, slot]
+
+        def saved(analysis, worth=worth, moment=moment):
+            """With the synthesis that suits it best: of `E|D(r - s a r)|^2`, what the component explains."""
+            cached = analysis @ moment @ analysis.conj()
+            synthesis = moment @ analysis.conj() / cached
+            rest = torch.eye(2) - torch.outer(synthesis, analysis)
+            left = (rest @ moment @ rest.mH).diagonal().real
+            return float((worth * (moment.diagonal().real - left)).sum())
+
+        best = saved(chosen.analysis[row, :, place])
+        for seed in range(50):
+            other = torch.randn(2, dtype=torch.complex128, generator=torch.Generator().manual_seed(seed))
+            assert saved(other) <= best * (1 + 1e-9)
+    assert set(chosen.slot.tolist()) == set(slots)
 
 
 @pytest.mark.parametrize("fold", [1, 2, 4])
