@@ -33,7 +33,8 @@ from kvfold.texts import read_text, token_ids
 MODEL = "smollm2"
 CONTEXT = 512
 WINDOWS = {"whole": 24, "folded": 8, "ablation": 3}
-RANDOM = 2.0  # weight of random tokens, each text having 1
+RANDOM = 2.0
+"""Weight of random tokens, each text having 1, where nothing is fitted on the converted prefix."""
 CALIBRATION_TOKENS = 16384
 TEXTS = {
     "wikitext2": "wikitext2-test.raw.txt",
@@ -58,7 +59,7 @@ def whole_conversions() -> dict[str, dict[str, Any]]:
             "cache_ratio": ratio,
             "per_layer": True,
             "polish_minutes": POLISH_MINUTES,
-            "calibration_tokens": 4 * CALIBRATION_TOKENS,
+            "calibration_tokens": 2 * CALIBRATION_TOKENS,
         }
         for ratio in RATIOS
     }
@@ -117,11 +118,15 @@ def main() -> None:
         results.row(f"original, {kind}", lambda kind=kind: {"nats": score(network, texts, kind)})
     for bits in (8, 4):
         results.row(f"original, int{bits}", lambda bits=bits: quantised(network, texts, bits))
-    given = {"calibration_tokens": CALIBRATION_TOKENS, "calibration": [*map(str, calibration), "random"]}
-    given["calibration_weights"] = [1.0] * len(calibration) + [RANDOM]
+    texts_only = {"calibration_tokens": CALIBRATION_TOKENS, "calibration": [*map(str, calibration)]}
+    given = {
+        "calibration_tokens": CALIBRATION_TOKENS,
+        "calibration": [*texts_only["calibration"], "random"],
+        "calibration_weights": [1.0] * len(calibration) + [RANDOM],
+    }
     for name, options in whole_conversions().items():
         if any(part in name for part in arguments.rows):
-            results.row(name, lambda name=name, o=options: convert(name, given | o, o, texts, arguments.keep))
+            results.row(name, lambda name=name, o=options: convert(name, texts_only | o, o, texts, arguments.keep))
     wanted = {
         name: options
         for name, options in folds().items()
