@@ -166,7 +166,7 @@ OPTIONS = {
     "no budget": convert(says=("give a budget",)),
     "budget too small": convert("--cache-ratio", "0.01", says=("cache_ratio 0.01", "ask for at least")),
     "budget too large": convert(
-        *EXPLICIT, "--qk-rope-head-dim", "4", "--d-kv", "16", says=("exceed the original cache of 32", "lower the rank")
+        *EXPLICIT, "--qk-rope-head-dim", "4", "--d-kv", "16", says=("exceed the original cache of 32", "d_kv to 12")
     ),
     "2-norm uncalibrated": convert(
         *WEIGHTS_ONLY, "--layout", "per_head", "--rope", "2-norm", says=("'2-norm'", "calibration_tokens above 0")
@@ -344,6 +344,7 @@ OUTPUTS = {
         *WEIGHTS_ONLY, "--overwrite", out="{model}/../f", damage=write("f", "1"), says=("existing file",)
     ),
     "below a file": convert(*WEIGHTS_ONLY, out="{tmp}/f/x", damage=write("f", "1"), says=("{tmp}/f/x", "write to")),
+    "a name too long": convert(*WEIGHTS_ONLY, out="{tmp}/" + "x" * 250, says=("File name too long", "write to")),
     "in /proc": convert(*WEIGHTS_ONLY, out="/proc/x", says=("cannot create /proc/x", "write to")),
 }
 

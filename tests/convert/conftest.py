@@ -81,7 +81,7 @@ def hidden() -> Tensor:
 
 @pytest.fixture
 def save_model(tmp_path, tokenizer, randomise) -> Callable[..., Path]:
-    """Writes a random Llama of three layers with changes to its config, and returns its folder."""
+    """Writes a random model of three layers, a Llama if nothing else is asked for, and returns its folder."""
     sizes = {
         "vocab_size": 32,
         "hidden_size": 32,
@@ -95,11 +95,10 @@ def save_model(tmp_path, tokenizer, randomise) -> Callable[..., Path]:
         "eos_token_id": 2,
     }
 
-    def save(**changes) -> Path:
+    def save(model_type="llama", **changes) -> Path:
         folder = tmp_path / "original"
-        randomise(AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **(sizes | changes)))).save_pretrained(
-            folder
-        )
+        config = AutoConfig.for_model(model_type, **(sizes | changes))
+        randomise(AutoModelForCausalLM.from_config(config)).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return folder
 

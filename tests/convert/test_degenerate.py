@@ -1,9 +1,11 @@
 """Text that says little, and layers that do nothing, give finite weights in every method."""
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from kvfold import convert
@@ -12,6 +14,7 @@ from kvfold.convert.factorize import FACTORIZATIONS
 from kvfold.convert.options import ConvertOptions, resolve_budget
 from kvfold.convert.plan import target_spec
 from kvfold.convert.rotary import LAYOUTS
+from kvfold.errors import TextError
 
 STRATEGIES = [(layout, name) for layout in LAYOUTS for name in LAYOUTS[layout].strategies if name != "full"]
 
@@ -102,3 +105,51 @@ def test_a_conversion_on_fewer_tokens_than_the_width_is_usable(save_model, text,
         logits = AutoModelForCausalLM.from_pretrained(tmp_path / "out")(input_ids=ids).logits
     assert logits.isfinite().all()
     assert float((logits - expected).norm() / expected.norm()) < 1.2
+
+
+WORDS = {
+    "three words": "a b c " * 30,
+    "one word but for two tokens": "a " * 60 + "b c " + "a " * 60,
+    "nearly all unknown": "? " * 60 + "a b c ? " * 2 + "! " * 60,
+}
+METHODS = [
+    (layout, rope, factorize, "one word but for two tokens")
+    for layout, rope in STRATEGIES
+    for factorize in FACTORIZATIONS
+] + [
+    (layout, LAYOUTS[layout].default, "attention_aware", words)
+    for layout in LAYOUTS
+    for words in ("three words", "nearly all unknown")
+]
+
+
+@pytest.mark.parametrize(("layout", "rope", "factorize", "words"), METHODS)
+def test_a_conversion_on_a_few_words_is_finite(save_model, tmp_path, layout, rope, factorize, words):
+    (tmp_path / "text.txt").write_text(WORDS[words])
+    calibration = {"calibration_tokens": 64, "calibration_window": 16, "calibration": [str(tmp_path / "text.txt")]}
+    method = {"layout": layout, "rope": rope, "factorize": factorize, "qk_rope_head_dim": 4, "kv_lora_rank": 12}
+    convert(save_model(num_hidden_layers=1), tmp_path / "out", **calibration, **method)
+    check(load_file(tmp_path / "out/model.safetensors"))
+
+
+REFUSED = {
+    "one word again and again": ("a " * 80, "the 64 calibration tokens are 1 different one(s), repeated: give another"),
+    "two words": ("a b " * 40, "the 64 calibration tokens are 2 different one(s), repeated: give another"),
+    "all unknown": ("? ! " * 40, "the 64 calibration tokens are 1 different one(s), repeated: give another"),
+    "very short": ("a b c", "text.txt' has 3 tokens, 64 are needed: give more text"),
+    "white space": (" \n" * 80, "text.txt is empty: give a file with some text in it."),
+    "zeros": ("\0" * 80, "text.txt is binary, it holds NUL characters: give a plain text file."),
+}
+
+
+@pytest.mark.parametrize("fits", [{"one_shot": True}, {"polish_steps": 2}, {"per_layer": True}])
+@pytest.mark.parametrize("name", REFUSED)
+def test_text_of_no_use_is_refused(save_model, tmp_path, one_line, name, fits):
+    path = tmp_path / "text.txt"
+    words, message = REFUSED[name]
+    path.write_text(words)
+    calibration = {"calibration": [str(path)], "calibration_tokens": 64, "calibration_window": 16}
+    with pytest.raises(TextError, match=re.escape(message)) as error:
+        convert(save_model(num_hidden_layers=1), tmp_path / "out", cache_ratio=0.5, **calibration, **fits)
+    one_line(error)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["original", "text.txt"]

@@ -15,6 +15,7 @@ from kvfold.convert.factorize import (
     Metric,
     attention_aware,
     factorize,
+    metric_spectrum,
     reduced_rank,
     svd_joint,
     svd_split,
@@ -230,7 +231,8 @@ def damped_root(matrix, damping):
 
 
 def dense_metric(method, weights, split, statistics):
-    """The stacked weights W, and dense L and M: the method's error is `tr(L (W - up down) M (W - up down)^T L^T)`."""
+    """The stacked weights W, and dense L and M: the method's error is `tr(L (W - up down) M (W - up down)^T L^T)`, but
+    for the damping of M."""
     keys, values = split.key_nope, weights.value
     moment = statistics.second_moment
     if method == "attention_aware":
@@ -256,7 +258,6 @@ def dense_metric(method, weights, split, statistics):
             for root, rows in ((key_root, keys), (value_root, values))
         ]
         value_root = value_root * (VALUE_BALANCE if method == "attention_aware" else 1) * (sizes[0] / sizes[1]).sqrt()
-    moment = moment + DAMPING * moment.trace() / len(moment) * torch.eye(len(moment)).double()
     return torch.cat((keys.flatten(0, 1), values.flatten(0, 1))), torch.block_diag(key_root, value_root), moment
 
 
@@ -271,7 +272,7 @@ def test_factors_are_those_of_a_dense_generalised_svd(make_layer, observe, metho
     factors = FACTORIZATIONS[method](split, weights, statistics, 7)
     found = torch.cat((factors.up_key, factors.up_value)) @ factors.down
     weight, left, moment = dense_metric(method, weights, split, statistics)
-    right = torch.linalg.cholesky(moment)
+    right = damped_root(moment, DAMPING).T
     u, s, v = torch.linalg.svd(left @ weight @ right)
     best = (u[:, :7] * s[:7]) @ v[:7]
     expected = torch.linalg.solve(left, torch.linalg.solve_triangular(right, best, upper=False, left=False))
@@ -284,6 +285,17 @@ def test_factors_are_those_of_a_dense_generalised_svd(make_layer, observe, metho
     for seed in range(20):
         moved = [x * (1 + 0.01 * normal(*x.shape, seed=seed)) for x in (factors.up_key, factors.up_value, factors.down)]
         assert error(torch.cat(moved[:2]) @ moved[2]) > error(found)
+
+
+@pytest.mark.parametrize("width", [40, 12])
+def test_the_spectrum_is_what_every_further_rank_removes(make_layer, observe, width):
+    weights = make_layer(width=width)
+    statistics = observe(weights, normal(4, 50, width, seed=3).float())
+    split = LAYOUTS["shared"].strategies["mixed"].split(weights, statistics, 2)
+    weight, left, moment = dense_metric("attention_aware", weights, split, statistics)
+    removed = torch.linalg.svdvals(left @ weight @ damped_root(moment, 0).T).square()
+    found = metric_spectrum(split, weights, statistics)
+    torch.testing.assert_close(found[: len(removed)], removed[: len(found)], rtol=1e-6, atol=1e-9)
 
 
 def test_attention_aware_loses_less_of_scores_and_outputs_than_the_others(make_layer, observe):

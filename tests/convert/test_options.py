@@ -130,8 +130,8 @@ OPTION_MISTAKES = {
     "rope of the other layout": (
         {"rope": "2-norm"},
         OptionError,
-        "rope strategy '2-norm' belongs to layout per_head; layout shared has mixed, assigned, stride, fastest, rorope, rorope-2, "
-        "rorope-4, full.",
+        "rope strategy '2-norm' belongs to layout per_head; layout shared has mixed, assigned, stride, fastest, "
+        "rorope, rorope-2, rorope-4, full.",
     ),
     "method": ({"factorize": "svd"}, UnknownNameError, "unknown factorization 'svd'."),
     "dtype": ({"dtype": "fp16"}, UnknownNameError, "unknown dtype 'fp16'."),
@@ -183,6 +183,11 @@ OPTION_MISTAKES = {
         {"cache_ratio": 0.5, "polish_steps": -2},
         OptionError,
         "polish_steps must be 0 or more, got -2.",
+    ),
+    "random tokens to fit on": (
+        {"cache_ratio": 0.5, "calibration": ("default", "random")},
+        OptionError,
+        "random calibration tokens are for one_shot: the refit and the polish go wrong on them.",
     ),
     "minutes and steps": (
         {"cache_ratio": 0.5, "polish_minutes": 1.0, "polish_steps": 5},
@@ -237,6 +242,13 @@ OPTION_MISTAKES = {
         OptionError,
         "calibration is empty: name default, sampled, random or text files, or set calibration_tokens to 0.",
     ),
+    "no name": ({"cache_ratio": 0.5, "calibration": ("",)}, OptionError, "calibration is empty: name default"),
+    "tokens without end": (
+        {"cache_ratio": 0.5, "calibration_tokens": 10**20},
+        OptionError,
+        f"calibration_tokens must be 16777216 or less, got {10**20}.",
+    ),
+    "a window without end": ({"cache_ratio": 0.5, "calibration_window": 10**20}, OptionError, "16777216 or less"),
     "one text twice": (
         {"cache_ratio": 0.5, "calibration": ("sampled", "a.txt", "sampled")},
         OptionError,
@@ -303,16 +315,17 @@ BUDGET_MISTAKES = {
     ),
     "too many shared dims": ({"qk_rope_head_dim": 194, "kv_lora_rank": 96}, "exceeds the 192 rotary dims"),
     "rank": ({"qk_rope_head_dim": 8, "kv_lora_rank": 0}, "kv_lora_rank must be 1 or more, got 0."),
-    "negative rank": ({"qk_rope_head_dim": 8, "d_kv": -3}, "kv_lora_rank must be 1 or more, got -9."),
+    "negative rank": ({"qk_rope_head_dim": 8, "d_kv": -3}, "d_kv must be 1 or more, got -3."),
     "too much": (
         {"layout": "per_head", "qk_rope_head_dim": 8, "kv_lora_rank": 400},
         "3 x 8 rotary dims + rank 400 = 424 elements per token and layer exceed the original cache of 384: "
-        "lower the rank to 360.",
+        "lower kv_lora_rank to 360, or d_kv to 120.",
     ),
     "full but fewer": (
         {"rope": "full", "qk_rope_head_dim": 8, "kv_lora_rank": 96},
-        "the rope strategy 'full' keeps all 192 dims; qk_rope_head_dim is 8.",
+        "the rope strategy 'full' keeps all 192 rotary dims, not 8: give qk_rope_head_dim 192 with kv_lora_rank",
     ),
+    "full of a ratio": ({"rope": "full", "cache_ratio": 0.5}, "give qk_rope_head_dim 192 with kv_lora_rank"),
     "no stride": (
         {"rope": "stride", "qk_rope_head_dim": 24, "kv_lora_rank": 96},
         "the rope strategy 'stride' keeps 2, 4, 8, 16, 32, 64 rotary dims of 64, not 24.",
@@ -354,3 +367,11 @@ def test_the_ratio_that_an_error_suggests_works():
                 resolve_budget(ConvertOptions(layout=layout, cache_ratio=0.001), spec)
             suggested = float(re.search(r"at least ([\d.]+)\.$", str(error.value))[1])
             assert resolve_budget(ConvertOptions(layout=layout, cache_ratio=suggested), spec).kv_lora_rank > 0
+
+
+def test_no_ratio_is_suggested_where_none_works():
+    spec = GroupedSpec(hidden_size=16, num_attention_heads=8, num_key_value_heads=2, head_dim=2)
+    with pytest.raises(BudgetError, match="give qk_rope_head_dim and kv_lora_rank instead"):
+        resolve_budget(ConvertOptions(layout="per_head", cache_ratio=1.0), spec)
+    explicit = ConvertOptions(layout="per_head", qk_rope_head_dim=2, kv_lora_rank=4)
+    assert resolve_budget(explicit, spec).kv_lora_rank == 4

@@ -5,7 +5,11 @@ import itertools
 import pytest
 import torch
 
-from kvfold.convert.profile import LEAST_RANK, RANK_STEP, LayerProfile, Profile, share_ranks
+from kvfold.checkpoint import open_checkpoint
+from kvfold.convert import ConvertOptions, calibration_ids, convert, prepare, profile_checkpoint
+from kvfold.convert.profile import LEAST_RANK, RANK_STEP, LayerProfile, Profile, _rotary_rest, share_ranks
+from kvfold.convert.rotary_constants import best_constants
+from kvfold.convert.rotary_mixing import TRIALS, greedy, spectrum_of
 
 
 def profile(divergence, decay, rotary_share=0.25):
@@ -49,3 +53,33 @@ def test_a_layer_without_damage_gets_the_least():
 
 def test_budgets_below_the_least_rank_stay_even():
     assert share_ranks([profile(0.5, 0.9), profile(0.1, 0.9)], 8, 2) == [2, 2]
+
+
+def test_a_layer_is_profiled_as_a_conversion_measures_it(save_model, text, tmp_path):
+    options = {"cache_ratio": 0.25, "calibration": [text], "calibration_tokens": 128, "calibration_window": 32}
+    checkpoint, chosen = open_checkpoint(save_model()), ConvertOptions.from_dict(options)
+    family, plan = prepare(checkpoint, chosen)
+    tokenizer = checkpoint.load_tokenizer()
+    ids = calibration_ids(checkpoint.path, tokenizer, chosen, lambda *step: None)
+    found = profile_checkpoint(checkpoint, family, tokenizer, ids, plan, chosen, lambda *step: None)
+    done = convert(checkpoint.path, tmp_path / "out", one_shot=True, **options)
+    assert found.original == done.stage_losses["original"]
+    for index, layer in enumerate(found.layers):
+        target = plan.layers[index].target
+        assert (layer.rope_dim, layer.rank) == (target.qk_rope_head_dim, target.kv_lora_rank)
+        rotary, low_rank = (done.stage_errors[stage][index] for stage in ("rotary", "low rank"))
+        assert layer.rotary_share == pytest.approx(min(rotary / low_rank, 1))
+        for rest in (layer.rotary_rest, layer.rank_rest):
+            assert (float(rest[0]), float(rest[-1])) == pytest.approx((1, 0), abs=1e-6)
+            assert bool((rest.diff() <= 0).all())
+        assert bool((layer.rank_rest.diff(n=2) >= -1e-9).all())  # every rank is worth less than the one before
+
+
+def test_what_rotary_components_leave_is_that_of_the_best_reach(make_layer, observe, hidden):
+    weights = make_layer()
+    statistics = observe(weights, hidden)
+    spectrum = spectrum_of(weights, statistics, best_constants(weights, statistics))
+    rest = _rotary_rest(spectrum)
+    for pairs in range(1, 9):
+        taken = [float(greedy(spectrum, pairs, range(4), **choices)[1].double().sum()) for choices in TRIALS]
+        assert float(rest[pairs]) == pytest.approx(max(1 - max(taken) / spectrum.energy(), 0), abs=1e-6)

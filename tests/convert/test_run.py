@@ -10,18 +10,19 @@ import pytest
 import torch
 
 from kvfold import convert
-from kvfold.errors import TextError
 
 CALIBRATION = {"calibration_tokens": 128, "calibration_window": 32}
 FITS = {
     "one shot": {"one_shot": True},
     "refit": {},
     "polish": {"polish_steps": 3},
+    "per layer": {"per_layer": True},
 }
 STAGES = {
     "one shot": ["rotary", "low rank"],
     "refit": ["rotary", "low rank", "refit"],
     "polish": ["rotary", "low rank", "refit", "polish"],
+    "per layer": ["rotary", "low rank", "refit"],
 }
 
 
@@ -39,7 +40,8 @@ def contents(folder):
 def test_every_stage_is_reported_and_the_same_seed_gives_the_same_bytes(save_model, text, tmp_path, fits, changes):
     folder = save_model(**changes)
     options = {"cache_ratio": 0.4, "calibration": [text], **CALIBRATION, **FITS[fits]}
-    done = [convert(folder, tmp_path / name, **options) for name in ("first", "second")][0]
+    done = convert(folder, tmp_path / "first", **options)
+    convert(folder, tmp_path / "second", **options)
     assert list(done.stage_errors) == STAGES[fits]
     assert list(done.stage_losses) == ["original", *STAGES[fits]]
     assert all(len(errors) == 3 and all(0 <= error < 2 for error in errors) for errors in done.stage_errors.values())
@@ -48,6 +50,22 @@ def test_every_stage_is_reported_and_the_same_seed_gives_the_same_bytes(save_mod
     _, facts = contents(tmp_path / "first")
     assert (facts["stage_errors"], facts["stage_losses"]) == (done.stage_errors, done.stage_losses)
     assert done.resumed_from is None
+    table = [line for line in (tmp_path / "first/README.md").read_text().splitlines() if line.startswith("| ")]
+    rows = {cells[1]: cells[2:-1] for cells in ([cell.strip() for cell in line.split("|")] for line in table)}
+    assert list(rows)[-len(STAGES[fits]) - 1 :] == ["original", *STAGES[fits]]
+    for stage in STAGES[fits]:
+        loss, errors = done.stage_losses[stage], done.stage_errors[stage]
+        assert rows[stage] == [
+            f"{loss:.3f}",
+            f"{loss - done.stage_losses['original']:+.3f}",
+            f"{sum(errors) / 3:.3f}, {max(errors):.3f} (layer {errors.index(max(errors))})",
+        ]
+
+
+def test_weights_alone_report_no_stages(save_model, tmp_path):
+    done = convert(save_model(), tmp_path / "out", cache_ratio=0.4, calibration_tokens=0)
+    assert done.stage_errors == done.stage_losses == {}
+    assert "Nothing was measured" in (tmp_path / "out/README.md").read_text()
 
 
 def test_another_seed_polishes_otherwise(save_model, text, tmp_path, monkeypatch):
@@ -131,12 +149,3 @@ def test_a_journal_of_other_options_is_not_taken(save_model, text, tmp_path):
     assert done.resumed_from is None
     convert(folder, tmp_path / "whole", cache_ratio=0.5, **options)
     assert contents(out) == contents(tmp_path / "whole")
-
-
-def test_the_same_word_again_and_again_is_refused(save_model, tmp_path, one_line):
-    text = tmp_path / "constant.txt"
-    text.write_text("word " * 200)
-    with pytest.raises(TextError, match=r"the 128 calibration tokens are 1 different one\(s\), repeated") as error:
-        convert(save_model(), tmp_path / "out", cache_ratio=0.5, calibration=[str(text)], **CALIBRATION)
-    one_line(error)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["constant.txt", "original"]

@@ -1,5 +1,7 @@
 """The prediction of a tiny model's trade-off, as `kvfold plan` shows it."""
 
+import math
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -8,6 +10,7 @@ from kvfold.convert import convert, run
 from kvfold.convert.sampling import sample_from
 from kvfold.errors import OptionError
 from kvfold.evaluate import tradeoff
+from kvfold.evaluate.tradeoff import BASE_RATIO
 
 
 @pytest.fixture
@@ -66,6 +69,15 @@ def test_points_of_every_ratio_and_cache(folder, calibration, per_layer):
     assert predicted[0.75]["predicted_perplexity"] < predicted[0.5]["predicted_perplexity"]
     assert predicted[0.75]["bytes_per_token"] == 0.75 * found["original"]["bytes_per_token"] == 0.75 * 2 * 32 * 2
     assert {"profiling layers", "measuring quantised caches of the original"} == set(stages)
+
+
+@pytest.mark.usefixtures("own_novel")
+def test_the_budget_that_is_tried_is_predicted_as_a_conversion_measures_it(folder, calibration, tmp_path):
+    found = tradeoff(folder, ratios=(BASE_RATIO,), progress=lambda *step: None, **calibration)
+    (predicted,) = (point for point in found.points if point.cache == "bfloat16")
+    done = convert(folder, tmp_path / "out", cache_ratio=BASE_RATIO, one_shot=True, **calibration)
+    assert math.log(found.original["perplexity"]) == pytest.approx(done.stage_losses["original"])
+    assert math.log(predicted.predicted_perplexity) == pytest.approx(done.stage_losses["low rank"])
 
 
 def test_what_cannot_be_predicted_is_refused(folder, calibration, one_line):

@@ -68,7 +68,8 @@ class Workplace:
 
     def has_journal(self) -> bool:
         """Whether there is a journal to resume from."""
-        return (self.journal / INDEX_FILE).is_file()
+        # Not Path.is_file: a place that cannot be looked at has none, and why it cannot has been said already.
+        return os.path.isfile(self.journal / INDEX_FILE)
 
     def retire_journal(self) -> None:
         """To call just before `model` is put in place: a process killed after that leaves no journal behind.

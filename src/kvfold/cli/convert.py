@@ -122,8 +122,8 @@ def add_calibration(parser: ArgumentParser) -> None:
         nargs="+",
         metavar="TEXT",
         help="what to calibrate on, any of: default (the broad text shipped in the package), sampled (by the model "
-        "itself; takes memory for all of it), random (tokens; a little of it helps on text unlike the rest), paths of "
-        "plain text files (default: default)",
+        "itself; takes memory for all of it), random (tokens; a little of it, with --one-shot, helps on other text), "
+        "paths of plain text files (default: default)",
     )
     calibration.add_argument(
         "--calibration-weights",

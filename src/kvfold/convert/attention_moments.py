@@ -37,9 +37,9 @@ class AttentionMoments:
 
     `bare_gram` is E[f f^T] of the features f = q_i (x) k_j, `bare_target` E[f (q^_i . k^_j)], `rotated_energy`
     E[(q^_i . k^_j)^2]. `slot_gram` and `slot_target` are the same for pair `near[w, s]` rotated at the frequency of
-    pair w instead of its own: for q', k' that way, f is the real and the negated imaginary part of conj(q'_i) k'_j. They
-    are zero where every pair is near itself only, which needs no gain.
-    `value_moment` is E[z z^T] of z = sum_j a_ij x_j, over heads too: what values are read from.
+    pair w instead of its own: for q', k' that way, f is the real and the negated imaginary part of conj(q'_i) k'_j;
+    zero where every pair is near itself only, which needs no gain. `value_moment` is E[z z^T] of z = sum_j a_ij x_j,
+    over heads too: what values are read from.
     """
 
     bare_gram: Float[Tensor, "N P 4 4"]

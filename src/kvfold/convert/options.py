@@ -20,6 +20,9 @@ SAMPLED_TEXT = "sampled"
 RANDOM_TEXT = "random"
 """The calibration entries that are no files: the shipped text, text sampled from the model, and random tokens."""
 
+MOST_CALIBRATION_TOKENS = 2**24
+"""Their hidden states are all in memory: a larger number is a slip of the hand, not a wish."""
+
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -37,7 +40,7 @@ class ConvertOptions:
         factorize: low-rank method; None takes `attention_aware`, or `svd_joint` when nothing is calibrated.
         calibration: what to calibrate on: `default` (the broad text shipped with kvfold), `sampled` (text sampled from
             the model itself, which takes memory for all of it), `random` (tokens drawn evenly from the vocabulary: a
-            little of it helps on text unlike the rest) and paths of text files.
+            little of it helps a `one_shot` conversion on text unlike the rest) and paths of text files.
         calibration_weights: one positive number per entry of `calibration`, its share of the tokens; empty weighs all
             alike.
         calibration_tokens: tokens to calibrate on, all entries together; 0 uses the weights alone.
@@ -87,6 +90,9 @@ class ConvertOptions:
             raise OptionError(f"calibration_tokens must be 0 or more, got {self.calibration_tokens}.")
         if self.calibration_window < 16:
             raise OptionError(f"calibration_window must be 16 tokens or more, got {self.calibration_window}.")
+        for name in ("calibration_tokens", "calibration_window"):
+            if (tokens := getattr(self, name)) > MOST_CALIBRATION_TOKENS:
+                raise OptionError(f"{name} must be {MOST_CALIBRATION_TOKENS} or less, got {tokens}.")
         if not 0 <= self.seed < 2**32:
             raise OptionError(f"seed must be between 0 and {2**32 - 1}, got {self.seed}.")
         self._check_calibration()
@@ -95,7 +101,7 @@ class ConvertOptions:
             self._check_weights_alone()
 
     def _check_calibration(self) -> None:
-        if not self.calibration:
+        if not self.calibration or "" in self.calibration:
             raise OptionError(
                 f"calibration is empty: name {DEFAULT_TEXT}, {SAMPLED_TEXT}, {RANDOM_TEXT} or text files, or set "
                 "calibration_tokens to 0."
@@ -130,6 +136,11 @@ class ConvertOptions:
             raise OptionError(f"polish_steps must be 0 or more, got {self.polish_steps}.")
         if self.polish_minutes and self.polish_steps:
             raise OptionError("give either polish_minutes or polish_steps, not both.")
+        if RANDOM_TEXT in self.calibration and self.follows:
+            raise OptionError(
+                f"{RANDOM_TEXT} calibration tokens are for one_shot: the refit and the polish go wrong on them. Add "
+                f"one_shot or leave {RANDOM_TEXT} out."
+            )
         if self.polishes and self.one_shot:
             raise OptionError("one_shot leaves the polish out: give either.")
         if self.polishes and (self.lossless or not self.calibration_tokens):
@@ -249,16 +260,19 @@ def resolve_budget(options: ConvertOptions, spec: GroupedSpec) -> Budget:
         kept = int(options.cache_ratio * spec.cached_elements() + 1e-9)
         rope = _default_rope_dim(options, spec, kept)
         if rope < 2:
+            least = ceil(6e4 * heads / spec.cached_elements()) / 1e4
+            advice = f"ask for at least {least:.4f}" if least <= 1 else "give qk_rope_head_dim and kv_lora_rank instead"
             raise BudgetError(
                 f"cache_ratio {options.cache_ratio} keeps {kept} of {spec.cached_elements()} elements per token and "
-                f"layer: too few for {heads} rotary head(s) of 2 dims; ask for at least "
-                f"{ceil(6e4 * heads / spec.cached_elements()) / 1e4:.4f}."
+                f"layer: too few for {heads} rotary head(s) of 2 dims; {advice}."
             )
         if kept - heads * rope > spec.hidden_size and not options.strategy.single:
             rope = min((kept - spec.hidden_size) // (2 * heads) * 2, full_rope)
         rank = min(kept - heads * rope, spec.hidden_size)
         budget = Budget(rotary_heads=heads, qk_rope_head_dim=rope, kv_lora_rank=rank)
     else:
+        if options.d_kv is not None and options.d_kv < 1:
+            raise BudgetError(f"d_kv must be 1 or more, got {options.d_kv}.")
         rank = options.kv_lora_rank or (options.d_kv or 0) * spec.num_key_value_heads
         budget = Budget(rotary_heads=heads, qk_rope_head_dim=options.qk_rope_head_dim or 0, kv_lora_rank=rank)
     _check(budget, spec, full_rope)
@@ -288,7 +302,9 @@ def _check(budget: Budget, spec: GroupedSpec, full_rope: int) -> None:
     kept = budget.rotary_heads * rope + rank
     limit = spec.cached_elements()
     if kept > limit:
+        most = limit - budget.rotary_heads * rope
+        per_head = most // spec.num_key_value_heads
         raise BudgetError(
             f"{budget.rotary_heads} x {rope} rotary dims + rank {rank} = {kept} elements per token and layer exceed "
-            f"the original cache of {limit}: lower the rank to {limit - budget.rotary_heads * rope}."
+            f"the original cache of {limit}: lower kv_lora_rank to {most}, or d_kv to {per_head}."
         )

@@ -44,7 +44,8 @@ class Strategy:
             return
         if self.reads == "nothing" and name == "full":
             raise BudgetError(
-                f"the rope strategy 'full' keeps all {full_rope_dim} dims; qk_rope_head_dim is {rope_dim}."
+                f"the rope strategy 'full' keeps all {full_rope_dim} rotary dims, not {rope_dim}: give "
+                f"qk_rope_head_dim {full_rope_dim} with kv_lora_rank, or another strategy."
             )
         width = spec.head_dim
         if self.single and rope_dim > width:
