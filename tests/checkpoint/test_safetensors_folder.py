@@ -1,6 +1,7 @@
 """Reading model folders, whole and broken."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -101,6 +102,17 @@ def test_no_file_stays_mapped(folder):
 
 def test_missing_folder(tmp_path, message_of):
     assert f"{str(tmp_path / 'none')!r} does not exist" in message_of(tmp_path / "none")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("name", [".", WEIGHTS, "config.json"])
+def test_what_may_not_be_read(folder, message_of, name):
+    mode = (folder / name).stat().st_mode
+    (folder / name).chmod(0)
+    message = message_of(folder)
+    (folder / name).chmod(mode)
+    assert "cannot read" in message
+    assert "Permission denied" in message
 
 
 def test_missing_config(folder, message_of):

@@ -344,6 +344,10 @@ OUTPUTS = {
         *WEIGHTS_ONLY, "--overwrite", out="{model}/../f", damage=write("f", "1"), says=("existing file",)
     ),
     "below a file": convert(*WEIGHTS_ONLY, out="{tmp}/f/x", damage=write("f", "1"), says=("{tmp}/f/x", "write to")),
+    "of an unknown user": convert(*WEIGHTS_ONLY, out="~nobody-here/x", says=("~nobody-here/x", "another folder")),
+    "a link to itself": convert(
+        *WEIGHTS_ONLY, out="{tmp}/loop", damage=lambda tmp: (tmp / "loop").symlink_to("loop"), says=("existing file",)
+    ),
     "a name too long": convert(*WEIGHTS_ONLY, out="{tmp}/" + "x" * 250, says=("File name too long", "write to")),
     "in /proc": convert(*WEIGHTS_ONLY, out="/proc/x", says=("cannot create /proc/x", "write to")),
 }

@@ -24,7 +24,9 @@ def read_object(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path.parent} has no {path.name}; copy it from the original model")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
+    except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON ({reason(error)}); restore it from the original") from error
     if not isinstance(value, dict):
         raise CheckpointError(

@@ -1,5 +1,6 @@
 """The folder of a new model: built beside its place under a temporary name, renamed when it is complete."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -55,8 +56,15 @@ class OutputFolder:
             overwrite: replace an existing folder, at the end and in one step; one that is not empty must hold the file
                 `marker`, or it is something else that must not be lost.
             max_shard_bytes: size at which a weight file is closed; also the memory held by tensors that wait.
+
+        Raises:
+            OutputError: `out` is in the home of an unknown user.
         """
-        self.out = Path(out).expanduser().resolve()
+        try:
+            place = Path(out).expanduser()
+        except RuntimeError as error:
+            raise OutputError(f"output folder {out} is in the home of an unknown user; give another folder") from error
+        self.out = Path(os.path.realpath(place))  # Path.resolve raises RuntimeError for a link to itself
         self._place = Workplace(self.out)
         self._journal: Journal | None = None
         self.path = self._place.model
@@ -152,7 +160,7 @@ class OutputFolder:
             raise OutputError(f"output folder {self.out} contains the model {self._source}; give another folder")
 
     def _check_existing(self) -> None:
-        if not self.out.exists():
+        if not os.path.lexists(self.out):
             return
         if not self.out.is_dir():
             raise OutputError(f"output folder {self.out} is an existing file; give another name")

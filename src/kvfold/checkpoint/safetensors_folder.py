@@ -166,6 +166,7 @@ def _read_weight_map(path: Path) -> dict[str, str]:
 
 def _read_header(file: Path) -> dict[str, _StoredTensor]:
     stored = {}
+    file.open("rb").close()  # the library says of a file that may not be read that there is none
     try:
         with safe_open(file, framework="pt") as shard:  # compares the file's length with its header, too
             for name in shard.keys():  # noqa: SIM118 (it is no mapping)

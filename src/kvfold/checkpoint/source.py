@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.util
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,7 @@ def resolve_model(model: str) -> Path:
     """
     if model in _EMBEDDED:
         return _EMBEDDED[model]()
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # that of Path raises RuntimeError for an unknown user
     try:
         if path.is_dir():
             return path

@@ -84,6 +84,8 @@ def parse(command: Command, argv: list[str]) -> Namespace:
         options = parser.parse_args(recipe_first(argv))
     except ArgumentError as error:
         raise OptionError(one_line(str(error), parser)) from error
+    except OSError as error:
+        raise OptionError(f"the recipe cannot be read: {error}") from error
     except UnicodeDecodeError as error:
         raise OptionError(f"the recipe is not UTF-8 (byte {error.start}): give a YAML text file") from error
     check_values(options, parser)

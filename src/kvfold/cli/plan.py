@@ -1,5 +1,6 @@
 """`kvfold plan`: what each cache budget would cost in perplexity, before anything is converted."""
 
+from os.path import basename, expanduser, realpath
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def checked_ratios(ratios: list[float]) -> tuple[float, ...]:
 
 def default_folder(model: str) -> str:
     """`NAME-plan` in the current folder for a model that is a name, a hub id, a folder or a .gguf file."""
-    return f"{Path(model).expanduser().resolve().name.removesuffix('.gguf')}-plan"
+    return f"{basename(realpath(expanduser(model))).removesuffix('.gguf')}-plan"
 
 
 def given_method(options: Namespace) -> dict[str, Any]:
