@@ -169,6 +169,8 @@ class OutputFolder:
                 f"output folder {self.out} already exists; give another name, or --overwrite to replace it"
             )
         refuse_other_content(self.out, self._marker)
+        if not os.access(self.out, os.W_OK):  # it could be moved away, but not removed
+            raise OutputError(f"output folder {self.out} may not be replaced by you; give another name")
 
     def _write_shard(self) -> None:
         file = self.path / _temporary_name(len(self._shards))
