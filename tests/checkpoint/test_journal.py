@@ -200,7 +200,7 @@ def test_steps_change_together(filled):
 @pytest.mark.parametrize(
     ("change", "names"),
     [
-        ({"source": "abd"}, "source"),
+        ({"source": "other"}, "source"),
         ({"version": True}, "version"),
         ({"version": 1.0}, "version"),
         ({"extra": None}, "extra"),

@@ -156,6 +156,14 @@ def test_overwrite(tmp_path, monkeypatch, exchange):
     assert os.listdir(tmp_path) == ["out"]
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may replace everything")
+def test_a_folder_that_cannot_be_emptied_is_refused_at_once(tmp_path, error_of):
+    write(tmp_path / "out", 1.0)
+    (tmp_path / "out").chmod(0o555)
+    assert "may not be replaced by you" in error_of(tmp_path / "out", overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_overwrite_spares_what_is_not_a_model(tmp_path, error_of):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("")

@@ -27,17 +27,17 @@ def stride_index(total: int, pairs: int) -> Int[Tensor, " p"]:
 
 def stride(spectrum: Spectrum, pairs: int) -> Components:
     """The strongest component of every c-th frequency."""
-    return greedy(spectrum, pairs, _stride(spectrum, pairs), once=True, reach=0)[0]
+    return greedy(spectrum, pairs, _stride(spectrum, pairs), True, reach=0)[0]
 
 
 def fastest(spectrum: Spectrum, pairs: int) -> Components:
     """The strongest component of each of the p fastest frequencies (theta' = theta^(d_r/d) in stock code)."""
-    return greedy(spectrum, pairs, range(pairs), once=True, reach=0)[0]
+    return greedy(spectrum, pairs, range(pairs), True, reach=0)[0]
 
 
 def assigned(spectrum: Spectrum, pairs: int, **choices: int | float) -> Components:
     """One component of the keys around every c-th frequency, each pair with the gain that suits it best there."""
-    return greedy(spectrum, pairs, _stride(spectrum, pairs), once=True, **choices)[0]
+    return greedy(spectrum, pairs, _stride(spectrum, pairs), True, **choices)[0]
 
 
 def _stride(spectrum: Spectrum, pairs: int) -> list[int]:

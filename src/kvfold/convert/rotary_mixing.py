@@ -61,7 +61,7 @@ class Spectrum:
     moved: Float[Tensor, "P S G"]
     gain: Complex[Tensor, "N P S"]
 
-    def worth(self, reach: int = REACH, price: float = PRICE) -> Float[Tensor, "P S G"]:
+    def worth(self, reach: int | float = REACH, price: float = PRICE) -> Float[Tensor, "P S G"]:
         """What a slot saves per |k|^2, where what is missed there counts `price` times; nothing beyond `reach`
         frequencies. At the own frequency it is a little in any case, because it will be divided by."""
         apart = (self.frequency - torch.arange(len(self.frequency))[:, None]).abs()[..., None]
@@ -86,7 +86,7 @@ def mixed(spectrum: Spectrum, pairs: int, **choices: int | float) -> Components:
 
 
 def greedy(
-    spectrum: Spectrum, pairs: int, slots: Sequence[int], *, once: bool = False, **choices: int | float
+    spectrum: Spectrum, pairs: int, slots: Sequence[int], once: bool = False, /, **choices: int | float
 ) -> tuple[Components, Float[Tensor, " p"]]:
     """Components, and the energy that each takes: again and again the strongest of any slot, removed from the keys.
 
