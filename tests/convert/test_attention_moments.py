@@ -99,3 +99,14 @@ def test_moments_are_those_of_the_naive_loops(make_layer, observe, tables, mask,
         torch.testing.assert_close(
             getattr(moments, name), value, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+@pytest.mark.parametrize(("heads", "pairs", "reach"), [(2, 8, 2), (1, 3, 1), (16, 8, 1), (32, 8, 0), (2, 1, 0)])
+def test_as_many_neighbours_on_both_sides_and_fewer_of_many_heads(heads, pairs, reach):
+    places = near(heads, pairs)
+    assert places.shape == (pairs, 2 * reach + 1)
+    assert bool((places.diff(dim=1) == 1).all())
+    assert (int(places.min()), int(places.max())) == (0, pairs - 1)
+    inner = range(reach, pairs - reach)
+    assert places[inner, reach].tolist() == list(inner)
+    assert all(pair in row for pair, row in enumerate(places.tolist()))

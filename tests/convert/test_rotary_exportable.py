@@ -84,11 +84,13 @@ def test_no_order_of_the_slots_takes_much_more(make_layer, observe, hidden, kv_h
 @pytest.mark.parametrize(("name", "slots"), [("stride", (0, 3)), ("fastest", (0, 1))])
 def test_no_other_components_of_the_slots_take_more(make_layer, observe, hidden, name, slots):
     weights = make_layer(head_dim=12)
+    weights = replace(weights, frequency=0.97 ** torch.arange(6).double())  # neighbours are worth something
     statistics = observe(weights, hidden)
     spectrum = spectrum_of(weights, statistics, best_constants(weights, statistics))
     chosen = {"stride": stride, "fastest": fastest}[name](spectrum, 2)
     for row, slot in enumerate(chosen.slot.tolist()):
         place = spectrum.frequency[slot].tolist().index(slot)
+        assert chosen.analysis[row].any(0).nonzero().tolist() == [[place]]  # of its own frequency alone
         worth, moment = spectrum.bare[slot, place], spectrum.moment[slot, :, slot]
 
         def saved(analysis, worth=worth, moment=moment):
