@@ -8,7 +8,7 @@ from kvfold.checkpoint.opening import open_checkpoint
 from kvfold.checkpoint.output import OutputFolder, refuse_other_content
 from kvfold.checkpoint.safetensors_folder import SafetensorsCheckpoint
 from kvfold.checkpoint.source import resolve_model
-from kvfold.checkpoint.writing import write_json, write_text
+from kvfold.checkpoint.writing import write_bytes, write_json, write_text
 
 __all__ = [
     "Checkpoint",
@@ -22,6 +22,7 @@ __all__ = [
     "open_checkpoint",
     "refuse_other_content",
     "resolve_model",
+    "write_bytes",
     "write_json",
     "write_text",
 ]

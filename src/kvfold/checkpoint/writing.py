@@ -1,4 +1,4 @@
-"""Small text files, written to a temporary name and renamed: a reader never sees half a file."""
+"""Small files, written to a temporary name and renamed: a reader never sees half a file."""
 
 import contextlib
 import json
@@ -10,16 +10,16 @@ from kvfold.checkpoint.reasons import reason
 from kvfold.errors import OutputError
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write `text` (UTF-8) to `path`, replacing what was there in one step.
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, replacing what was there in one step.
 
     Raises:
         OutputError: the folder of `path` is missing or cannot be written.
     """
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -28,6 +28,11 @@ def write_text(path: Path, text: str) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` as UTF-8, in the way of `write_bytes`."""
+    write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,8 +1,6 @@
 """The trade-off of a conversion as a figure: perplexity against the bytes that one token takes in the cache."""
 
-import contextlib
 import io
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from kvfold.checkpoint.reasons import reason
-from kvfold.errors import OutputError
+from kvfold.checkpoint import write_bytes
 from kvfold.report.curves import MARKERS, PLAIN, Curve, curves, ratio_limits, ratio_ticks, share_ticks
 from kvfold.report.figures import GRID, INK, MUTED, PAPER, STYLE
 from kvfold.report.formats import bytes_text, number_text
@@ -68,7 +65,7 @@ def draw_tradeoff(result: Record, path_stem: str | Path) -> list[Path]:
             buffer = io.BytesIO()
             figure.savefig(buffer, format=suffix, facecolor=PAPER, **options)
             paths.append(Path(f"{path_stem}.{suffix}"))
-            _replace(paths[-1], buffer.getvalue())
+            write_bytes(paths[-1], buffer.getvalue())
     return paths
 
 
@@ -203,16 +200,3 @@ def _name_curves(axes: Axes, found: Sequence[Curve]) -> None:
 
 def _line(measured: bool) -> Any:
     return "-" if measured else (0, (3.5, 2))
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write `content` to `path` in one step: a reader sees the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {reason(error)}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
