@@ -25,7 +25,7 @@ def test_relative_error_of_a_pruned_layer_and_of_another(scale, error):
         attention.o_proj.weight *= scale
         output, _ = attention(hidden, rotation, None)
         sample = AttentionSample(
-            hidden_states=hidden, position_embeddings=rotation, attention_mask=None, output=output.clone()
+            inputs=hidden, position_embeddings=rotation, attention_mask=None, target=output.clone()
         )
         attention.o_proj.weight *= 1.5
     assert sample.relative_error(attention) == pytest.approx(error)
@@ -94,8 +94,8 @@ def test_a_layer_is_fitted_on_the_converted_prefix_to_make_up_for_half_of_the_dr
     _, converted_before, inputs = trace(walk.converted, windows(0))
     for index, attention, seen in walk.layers():
         x, answer = originals[index]
-        torch.testing.assert_close(seen.sample.hidden_states, x)
-        torch.testing.assert_close(seen.sample.output, answer)
+        torch.testing.assert_close(seen.sample.inputs, x)
+        torch.testing.assert_close(seen.sample.target, answer)
         flat = x.flatten(0, 1).double()
         torch.testing.assert_close(seen.statistics.mean, flat.mean(0), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(seen.statistics.second_moment, flat.T @ flat / len(flat), rtol=1e-4, atol=1e-5)

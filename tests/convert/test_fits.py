@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig
 
 from kvfold.attention import GroupedSpec, LatentSpec, LayerContext, build_attention
-from kvfold.convert.calibration import FitData
+from kvfold.convert.calibration import AttentionSample
 from kvfold.convert.polish import polish, steps_within
 from kvfold.convert.refit import DAMPING, refit_output
 
@@ -49,7 +49,7 @@ def data(randomise):
     inputs = torch.randn(6, 40, 32, generator=torch.Generator().manual_seed(2))
     angle = torch.arange(40)[:, None] * 0.5 ** torch.arange(4).repeat(2)
     rotation = (angle.cos()[None], angle.sin()[None])
-    return FitData(
+    return AttentionSample(
         inputs=inputs,
         target=original(inputs, rotation, None)[0],
         position_embeddings=rotation,
@@ -113,7 +113,7 @@ def test_a_refit_of_a_perfect_layer_changes_nothing(converted, data):
 
 
 def test_a_polish_comes_closer_and_its_seed_decides(converted, data, monkeypatch):
-    monkeypatch.setattr(sys.modules[polish.__module__], "BATCH_TOKENS", 80)  # two windows a step
+    monkeypatch.setattr(sys.modules[AttentionSample.__module__], "BATCH_TOKENS", 80)  # two windows a step
     before = squared_error(converted, data)
     results = []
     for seed in (3, 3, 4):

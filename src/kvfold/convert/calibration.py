@@ -33,53 +33,49 @@ ORIGINAL = "original"
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSample:
-    """Inputs and output of one layer's attention on a few windows, to compare a converted layer with."""
-
-    hidden_states: Float[Tensor, "B T D"]
-    position_embeddings: tuple[Tensor, Tensor]
-    attention_mask: Tensor | None
-    output: Float[Tensor, "B T D"]
-
-    def relative_error(self, attention: Attention) -> float:
-        """`|converted - original|^2 / |original|^2` of the attention output."""
-        with torch.no_grad():
-            output, _ = attention(self.hidden_states, self.position_embeddings, self.attention_mask)
-        energy = self.output.square().sum().clamp_min(torch.finfo(torch.float32).tiny)  # a pruned layer's is zero
-        return float((output - self.output).square().sum() / energy)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitData:
-    """What a converted layer sees on the converted prefix, and what its attention should answer.
-
-    `target` is the original's attention output on the original's inputs, plus half of what the residual stream has lost
-    so far: a layer that meets it puts the stream back half of the way to where the original's is.
-    """
+    """Inputs of one layer's attention on some windows, and what a converted layer should answer."""
 
     inputs: Float[Tensor, "W T D"]
     target: Float[Tensor, "W T D"]
     position_embeddings: tuple[Tensor, Tensor]
     attention_mask: Tensor | None
 
+    def error(self, attention: Attention) -> Float[Tensor, ""]:
+        """`|attention(inputs) - target|^2 / |target|^2`."""
+        output, _ = attention(self.inputs, self.position_embeddings, self.attention_mask)
+        energy = self.target.square().sum().clamp_min(torch.finfo(torch.float32).tiny)  # a pruned layer's is zero
+        return (output - self.target).square().sum() / energy
+
+    @torch.no_grad()
     def relative_error(self, attention: Attention) -> float:
-        """`|attention(x) - target|^2 / |target|^2` over the first windows."""
-        size = max(BATCH_TOKENS // self.inputs.shape[1], 1)
-        sample = AttentionSample(
-            hidden_states=self.inputs[:size],
-            position_embeddings=self.position_embeddings,
-            attention_mask=self.attention_mask,
-            output=self.target[:size],
-        )
-        return sample.relative_error(attention)
+        """The same, as a number."""
+        return float(self.error(attention))
+
+    def part(self, windows: slice | list[int]) -> "AttentionSample":
+        return replace(self, inputs=self.inputs[windows], target=self.target[windows])
+
+    def batches(self) -> "list[AttentionSample]":
+        """All of it, a few windows at a time."""
+        size = windows_per_batch(self.inputs)
+        return [self.part(slice(start, start + size)) for start in range(0, len(self.inputs), size)]
+
+
+def windows_per_batch(hidden: Float[Tensor, "W T D"]) -> int:
+    return max(BATCH_TOKENS // hidden.shape[1], 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What one layer showed: statistics of the original's, a sample to measure errors on, and data to fit on."""
+    """What one layer showed: statistics of the original's, and a sample of it to measure errors on.
+
+    `fit` is what the converted layer is to be fitted to: its inputs on the converted prefix, and as target the
+    original's attention output on the original's inputs, plus half of what the residual stream has lost so far. A layer
+    that meets it puts the stream back half of the way to where the original's is.
+    """
 
     statistics: LayerStatistics
     sample: AttentionSample
-    fit: FitData | None
+    fit: AttentionSample | None
 
 
 class LayerRunner:
@@ -154,10 +150,10 @@ class LayerRunner:
             if not samples:
                 samples.append(
                     AttentionSample(
-                        hidden_states=kwargs["hidden_states"],
+                        inputs=kwargs["hidden_states"],
+                        target=output[0],
                         position_embeddings=self._position_embeddings,
                         attention_mask=mask,
-                        output=output[0],
                     )
                 )
             if self._followed is not None:
@@ -236,8 +232,8 @@ class LayerRunner:
         """Free the weights of the layer that was run last."""
         self._layer.to("meta")
 
-    def _fit_data(self, layer: nn.Module, target: Tensor, mask: Tensor | None) -> FitData:
-        """The inputs of the layer's attention on the converted prefix. Its own attention runs along for nothing."""
+    def _fit_data(self, layer: nn.Module, target: Tensor, mask: Tensor | None) -> AttentionSample:
+        """The target beside the inputs of the layer's attention on the converted prefix."""
         assert self._followed is not None
         seen: list[Tensor] = []
 
@@ -250,7 +246,7 @@ class LayerRunner:
             with contextlib.suppress(_Seen):
                 self._call(layer, part, mask)
         handle.remove()
-        return FitData(
+        return AttentionSample(
             inputs=torch.cat(seen),
             target=target,
             position_embeddings=self._position_embeddings,
@@ -269,7 +265,7 @@ class LayerRunner:
         )
 
     def _batches(self, hidden: Tensor) -> tuple[Tensor, ...]:
-        return hidden.split(max(BATCH_TOKENS // hidden.shape[1], 1))
+        return hidden.split(windows_per_batch(hidden))
 
     def _load(self, index: int) -> nn.Module:
         prefix = f"{self._family.layers}.{index}."

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvfold.attention import Attention, LatentSpec, LayerContext, build_attention
 from kvfold.checkpoint import Checkpoint
 from kvfold.convert.assemble import exact_layer, fold_layer
-from kvfold.convert.calibration import FitData, LayerRunner, Observation, rotary_embedding
+from kvfold.convert.calibration import AttentionSample, LayerRunner, Observation, rotary_embedding
 from kvfold.convert.factorize import BALANCED, BALANCES
 from kvfold.convert.options import ConvertOptions
 from kvfold.convert.plan import Plan
@@ -52,7 +52,7 @@ class Trial:
     tensors: dict[str, Tensor]
     attention: Attention
     errors: dict[str, float]
-    fit: FitData | None
+    fit: AttentionSample | None
 
 
 class LayerConverter:
@@ -165,11 +165,12 @@ class LayerConverter:
         self._runner.probe(index, stage, attention)
         return seen.sample.relative_error(attention)
 
-    def _fit(self, index: int, attention: Attention, data: FitData) -> dict[str, float]:
+    def _fit(self, index: int, attention: Attention, data: AttentionSample) -> dict[str, float]:
         """Refit and polish in place, then run the converted prefix through the result."""
         assert self._runner is not None
+        some = data.batches()[0]
         self._timed(REFIT, refit_output, attention, data)
-        errors = {REFIT: self._timed("calibrate", data.relative_error, attention)}
+        errors = {REFIT: self._timed("calibrate", some.relative_error, attention)}
         self._timed("calibrate", self._runner.probe, index, REFIT, attention)
         if self._options.polishes:
             if not self.polish_steps:
@@ -177,7 +178,7 @@ class LayerConverter:
                 self.polish_steps = steps_within(seconds, copy.deepcopy(attention), data)
             seed = self._options.seed + index
             self._timed(POLISH, polish, attention, data, steps=self.polish_steps, seed=seed)
-            errors[POLISH] = self._timed("calibrate", data.relative_error, attention)
+            errors[POLISH] = self._timed("calibrate", some.relative_error, attention)
             self._timed("calibrate", self._runner.probe, index, POLISH, attention)
         self._timed(POLISH if self._options.polishes else REFIT, self._runner.follow, index, attention)
         return errors

@@ -3,10 +3,9 @@
 import time
 
 import torch
-from torch import Tensor
 
 from kvfold.attention import Attention
-from kvfold.convert.calibration import BATCH_TOKENS, FitData
+from kvfold.convert.calibration import AttentionSample, windows_per_batch
 
 STEP = 0.02
 """First step of Adam, as a share of each tensor's root mean square; it falls linearly to 0."""
@@ -16,7 +15,7 @@ STEP_SHARE = 0.8
 """Of the time of a polish; the rest goes into running the converted prefix."""
 
 
-def polish(attention: Attention, data: FitData, *, steps: int, seed: int) -> None:
+def polish(attention: Attention, data: AttentionSample, *, steps: int, seed: int) -> None:
     """Fit all tensors of `attention`, in place, to the target on the converted prefix.
 
     The loss is `|attention(x) - t|^2 / |t|^2` on about 2,048 tokens a step, windows in shuffled order. Adam,
@@ -30,14 +29,14 @@ def polish(attention: Attention, data: FitData, *, steps: int, seed: int) -> Non
         optimizer, lambda step: min(1, (step + 1) / WARM_UP) * max(1 - step / steps, 0)
     )
     generator = torch.Generator().manual_seed(seed)
-    windows, size = len(data.inputs), max(BATCH_TOKENS // data.inputs.shape[1], 1)
+    windows, size = len(data.inputs), windows_per_batch(data.inputs)
     order: list[int] = []
     with torch.enable_grad():
         for _ in range(steps):
             if len(order) < size:
                 order += torch.randperm(windows, generator=generator).tolist()
             batch, order = order[:size], order[size:]
-            loss = _error(attention, data, batch)
+            loss = data.part(batch).error(attention)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -47,7 +46,7 @@ def polish(attention: Attention, data: FitData, *, steps: int, seed: int) -> Non
         parameter.grad = None
 
 
-def steps_within(seconds: float, attention: Attention, data: FitData) -> int:
+def steps_within(seconds: float, attention: Attention, data: AttentionSample) -> int:
     """Steps that a layer may take so that, with the rest of its work, it lasts about `seconds`.
 
     Trains `attention`, which should be a copy, for a few steps to know their time.
@@ -57,9 +56,3 @@ def steps_within(seconds: float, attention: Attention, data: FitData) -> int:
     polish(attention, data, steps=TRIAL_STEPS, seed=0)
     step = (time.perf_counter() - start) / TRIAL_STEPS
     return max(int(STEP_SHARE * seconds / step), 1)
-
-
-def _error(attention: Attention, data: FitData, batch: list[int]) -> Tensor:
-    target = data.target[batch]
-    output, _ = attention(data.inputs[batch], data.position_embeddings, data.attention_mask)
-    return (output - target).square().sum() / target.square().sum().clamp_min(torch.finfo(torch.float32).tiny)

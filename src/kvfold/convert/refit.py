@@ -5,13 +5,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from kvfold.attention import Attention
-from kvfold.convert.calibration import BATCH_TOKENS, FitData
+from kvfold.convert.calibration import AttentionSample
 
 DAMPING = 1e-2  # of the mean of the gram's diagonal: pulls towards the weights that are there
 
 
 @torch.no_grad()
-def refit_output(attention: Attention, data: FitData) -> None:
+def refit_output(attention: Attention, data: AttentionSample) -> None:
     """Change the output projection of `attention`, in place, to the least-squares one.
 
     With y the concatenated head outputs on the converted prefix and t the target, W minimises
@@ -21,24 +21,18 @@ def refit_output(attention: Attention, data: FitData) -> None:
     width = projection.in_features
     gram = torch.zeros(width, width, dtype=torch.float64)
     cross = torch.zeros(projection.out_features, width, dtype=torch.float64)
-    for inputs, target in batches(data):
-        heads, answer = _run(attention, inputs, data)
+    for part in data.batches():
+        heads, answer = _run(attention, part)
         flat = heads.flatten(0, 1)
         gram += (flat.T @ flat).double()
-        cross += ((target - answer).flatten(0, 1).T @ flat).double()
+        cross += ((part.target - answer).flatten(0, 1).T @ flat).double()
     scale = gram.diagonal().mean()
     if scale > 0:  # a pruned layer has nothing to fit with
         damped = gram + DAMPING * scale * torch.eye(width, dtype=torch.float64)
         projection.weight += torch.linalg.solve(damped, cross.T).T.float()
 
 
-def batches(data: FitData) -> list[tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]]:
-    """Inputs and targets, a few windows at a time."""
-    size = max(BATCH_TOKENS // data.inputs.shape[1], 1)
-    return list(zip(data.inputs.split(size), data.target.split(size), strict=True))
-
-
-def _run(attention: Attention, inputs: Tensor, data: FitData) -> tuple[Float[Tensor, "B T Nv"], Float[Tensor, "B T D"]]:
+def _run(attention: Attention, data: AttentionSample) -> tuple[Float[Tensor, "B T Nv"], Float[Tensor, "B T D"]]:
     """The concatenated head outputs, and the attention output."""
     seen: list[Tensor] = []
 
@@ -46,6 +40,6 @@ def _run(attention: Attention, inputs: Tensor, data: FitData) -> tuple[Float[Ten
         seen.append(args[0])
 
     handle = attention.o_proj.register_forward_pre_hook(watch)
-    answer, _ = attention(inputs, data.position_embeddings, data.attention_mask)
+    answer, _ = attention(data.inputs, data.position_embeddings, data.attention_mask)
     handle.remove()
     return seen[0], answer
