@@ -20,10 +20,9 @@ from result_file import ResultFile
 import kvfold
 from kvfold.attention import Attention
 from kvfold.checkpoint import open_checkpoint
-from kvfold.convert import ConvertOptions, calibration_ids, prepare, probe_ids
+from kvfold.convert import ConvertOptions, calibration_ids, plan_per_layer, prepare, probe_ids, profile_checkpoint
 from kvfold.convert.calibration import LayerRunner, Observation
 from kvfold.convert.layers import LayerConverter
-from kvfold.convert.run import plan_per_layer
 from kvfold.convert.weights import LayerWeights
 from kvfold.evaluate import perplexity
 from kvfold.evaluate.cache import CacheFactory
@@ -187,7 +186,8 @@ def fold_all(rows: dict[str, dict[str, Any]]) -> dict[str, list[Attention]]:
     for name, chosen in options.items():
         plans[name] = prepare(checkpoint, chosen)[1]
         if chosen.per_layer:
-            plans[name] = plan_per_layer(checkpoint, family, tokenizer, ids, plans[name], chosen, lambda *_: None)
+            profile = profile_checkpoint(checkpoint, family, tokenizer, ids, plans[name], chosen, lambda *_: None)
+            plans[name] = plan_per_layer(plans[name], profile)
     probes = probe_ids(tokenizer, ids.shape[1])
     runner = SharedRunner(checkpoint, family, ids, probes, stages=(), attention=True, follow=False)
     converters = {

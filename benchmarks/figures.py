@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tables import RATIO_TEXT, loss, rows_of
+from tables import loss, rows_of
 
 from kvfold.report.tradeoff import draw_tradeoff
 
@@ -32,7 +32,7 @@ def main() -> None:
     for method, pattern in METHODS.items():
         best: dict[float, str] = {}
         for name in rows:
-            if found := re.fullmatch(pattern + RATIO_TEXT, name):
+            if found := re.fullmatch(pattern + r"(?P<kept>[\d.]+)%", name):
                 kept = float(found["kept"]) / 100
                 best[kept] = min(best.get(kept, name), name, key=lambda name: loss(rows, name))
         points += [point(method, "bfloat16", kept, rows, name) for kept, name in best.items()]

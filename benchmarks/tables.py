@@ -47,7 +47,6 @@ def demo() -> str:
 
 
 TEXTS = ("wikitext2", "psychology", "novel")
-RATIO_TEXT = r"(?P<kept>[\d.]+)%"
 
 
 WHOLE = "mixed per layer"
@@ -73,6 +72,8 @@ def ablation() -> str:
     """Mean nats lost by rotary strategy (rows) and factorisation (columns)."""
     rows = rows_of("best_start")
     names = [name.removeprefix("ablation: ").split(" + ") for name in rows if name.startswith("ablation: ")]
+    if not names:
+        return "(the ablation has not been measured)"
     methods = list(dict.fromkeys(method for _, method in names))
     strategies = dict.fromkeys(strategy for strategy, _ in names)
     cells = [

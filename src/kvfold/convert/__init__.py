@@ -2,7 +2,7 @@
 
 from kvfold.convert.options import ConvertOptions
 from kvfold.convert.plan import Plan
-from kvfold.convert.profile import Profile, share_ranks
+from kvfold.convert.profile import Profile, plan_per_layer
 from kvfold.convert.run import Conversion, convert, plan, prepare, probe_ids, profile_checkpoint
 from kvfold.convert.sources import calibration_ids
 
@@ -14,8 +14,8 @@ __all__ = [
     "calibration_ids",
     "convert",
     "plan",
+    "plan_per_layer",
     "prepare",
     "probe_ids",
     "profile_checkpoint",
-    "share_ranks",
 ]

@@ -114,6 +114,12 @@ def _rank_rest(energies: Float[Tensor, " n"]) -> Float[Tensor, " ranks"]:
     return beyond / beyond[0].clamp_min(torch.finfo(torch.float64).tiny)
 
 
+def plan_per_layer(plan: Plan, profile: Profile) -> Plan:
+    """The plan with the latent ranks shared among the layers by what each needs, as much in all as before."""
+    target = plan.layers[0].target
+    return plan.with_ranks(share_ranks(profile.layers, target.qk_rope_head_dim, target.kv_lora_rank))
+
+
 def share_ranks(profiles: Sequence[LayerProfile], rope_dim: int, rank: int) -> list[int]:
     """Latent ranks, `rank` on average, that make the sum of the predicted costs least: the greedy choice, a few ranks
     at a time to the layer that wins most, which is optimal because every layer wins less and less."""

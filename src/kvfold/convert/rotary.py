@@ -42,7 +42,7 @@ class Strategy:
         """
         if rope_dim == full_rope_dim:
             return
-        if self.reads == "nothing" and name == "full":
+        if name == "full":
             raise BudgetError(
                 f"the rope strategy 'full' keeps all {full_rope_dim} rotary dims, not {rope_dim}: give "
                 f"qk_rope_head_dim {full_rope_dim} with kv_lora_rank, or another strategy."

@@ -17,7 +17,7 @@ from kvfold.convert.card import write_description
 from kvfold.convert.layers import LayerConverter, stages_of
 from kvfold.convert.options import ConvertOptions
 from kvfold.convert.plan import Plan, make_plan, needs_attention, needs_text
-from kvfold.convert.profile import Profile, profile_model, share_ranks
+from kvfold.convert.profile import Profile, plan_per_layer, profile_model
 from kvfold.convert.sources import calibration_ids
 from kvfold.convert.weights import expected_shapes
 from kvfold.errors import OptionError
@@ -114,7 +114,8 @@ def convert(
             if PROFILE_STEP in journal.entries:
                 what = what.with_ranks(journal.load(PROFILE_STEP)[1]["ranks"])
             else:
-                what = plan_per_layer(checkpoint, family, tokenizer, ids, what, chosen, progress)
+                profile = profile_checkpoint(checkpoint, family, tokenizer, ids, what, chosen, progress)
+                what = plan_per_layer(what, profile)
                 journal.save(PROFILE_STEP, {}, {"ranks": [layer.target.kv_lora_rank for layer in what.layers]})
         worker = _Worker(checkpoint, family, what, chosen, runner, journal)
         for index in range(len(what.layers)):
@@ -164,21 +165,6 @@ def probe_ids(tokenizer: Any, length: int) -> Tensor:
     novel = token_ids(tokenizer, read_text(EVALUATION), minimum=1)
     novel = novel.repeat(-(-length // len(novel)))  # for windows longer than a book
     return novel[: len(novel) // length * length].view(-1, length)[:PROBE_WINDOWS]
-
-
-def plan_per_layer(
-    checkpoint: Checkpoint,
-    family: Family,
-    tokenizer: Any,
-    ids: Tensor,
-    plan: Plan,
-    options: ConvertOptions,
-    progress: Progress,
-) -> Plan:
-    """The plan with the latent ranks shared among the layers by what each needs, as much in all as before."""
-    profile = profile_checkpoint(checkpoint, family, tokenizer, ids, plan, options, progress)
-    target = plan.layers[0].target
-    return plan.with_ranks(share_ranks(profile.layers, target.qk_rope_head_dim, target.kv_lora_rank))
 
 
 def profile_checkpoint(

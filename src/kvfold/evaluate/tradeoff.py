@@ -16,10 +16,10 @@ from kvfold.convert import (
     Plan,
     Profile,
     calibration_ids,
+    plan_per_layer,
     prepare,
     probe_ids,
     profile_checkpoint,
-    share_ranks,
 )
 from kvfold.errors import OptionError
 from kvfold.evaluate.perplexity import perplexity
@@ -106,7 +106,9 @@ def tradeoff(model: str | Path, *, ratios: Sequence[float], progress: Progress, 
         progress("measuring quantised caches of the original", len(points), 2)
     for ratio in ratios:
         _, other = prepare(checkpoint, ConvertOptions.from_dict(chosen.to_dict() | {"cache_ratio": ratio}))
-        points += _predicted(profile, other, ratio, chosen.per_layer, {16: 0.0} | lost)
+        if chosen.per_layer:
+            other = plan_per_layer(other, profile)
+        points += _predicted(profile, other, ratio, {16: 0.0} | lost)
     return Tradeoff(
         model=checkpoint.source,
         text={"name": "the shipped novel", "windows": len(probes), "context": probes.shape[1]},
@@ -121,21 +123,19 @@ def _quantised_loss(network: Any, probes: Tensor, bits: int) -> float:
     return score.nats_per_token
 
 
-def _predicted(profile: Profile, plan: Plan, ratio: float, per_layer: bool, lost: dict[int, float]) -> list[Point]:
-    """The points of one ratio: the conversion in its own dtype, in int8 and in int4."""
-    target, layers = plan.layers[0].target, len(plan.layers)
-    ranks = [target.kv_lora_rank] * layers
-    if per_layer:
-        ranks = share_ranks(profile.layers, target.qk_rope_head_dim, target.kv_lora_rank)
-    nats = profile.original + profile.predict(target.qk_rope_head_dim, ranks)
+def _predicted(profile: Profile, plan: Plan, ratio: float, lost: dict[int, float]) -> list[Point]:
+    """The points of one ratio: the conversion in bf16, int8 and int4."""
+    targets = [layer.target for layer in plan.layers]
+    rope_dim, ranks = targets[0].qk_rope_head_dim, [target.kv_lora_rank for target in targets]
+    nats = profile.original + profile.predict(rope_dim, ranks)
     return [
         Point(
             name=NAME,
             cache="bfloat16" if bits == 16 else f"int{bits}",
             cache_ratio=ratio,
-            bytes_per_token=sum(_bytes(target, rank, bits) for rank in ranks),
-            qk_rope_head_dim=target.qk_rope_head_dim,
-            kv_lora_rank=sum(ranks) / layers,
+            bytes_per_token=sum(_bytes(target, bits) for target in targets),
+            qk_rope_head_dim=rope_dim,
+            kv_lora_rank=sum(ranks) / len(ranks),
             predicted_perplexity=math.exp(min(nats + extra, 700.0)),
             perplexity=None,
         )
@@ -143,7 +143,7 @@ def _predicted(profile: Profile, plan: Plan, ratio: float, per_layer: bool, lost
     ]
 
 
-def _bytes(target: LatentSpec, rank: int, bits: int) -> int:
+def _bytes(target: LatentSpec, bits: int) -> int:
     """Bytes of one token in one layer."""
-    widths = (rank, *[target.qk_rope_head_dim] * target.rotary_heads)
+    widths = (target.kv_lora_rank, *[target.qk_rope_head_dim] * target.rotary_heads)
     return sum(BF16_BYTES * width if bits == 16 else packed_bytes(width, bits=bits) for width in widths)
