@@ -1,7 +1,7 @@
 """Tiny layers with weights that show every mistake, and what calibration text would tell about them."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,14 @@ from kvfold.convert.statistics import LayerStatistics, StatisticsAccumulator
 from kvfold.convert.weights import LayerWeights
 
 
-def _layer(*, head_dim=8, heads=4, kv_heads=2, width=12, biases=True, rope_gain=1.0) -> LayerWeights:
+@dataclass(frozen=True, kw_only=True)
+class Layer(LayerWeights):
+    """A layer with the angle per position of every rotary pair, which its tables are made of."""
+
+    frequency: Tensor
+
+
+def _layer(*, head_dim=8, heads=4, kv_heads=2, width=12, biases=True, rope_gain=1.0) -> Layer:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape):
@@ -23,7 +30,7 @@ def _layer(*, head_dim=8, heads=4, kv_heads=2, width=12, biases=True, rope_gain=
 
     names = ("query_bias", "key_bias", "value_bias", "output_bias")
     shapes = ((heads, head_dim), (kv_heads, head_dim), (kv_heads, head_dim), (width,))
-    return LayerWeights(
+    return Layer(
         spec=GroupedSpec(
             hidden_size=width,
             num_attention_heads=heads,
@@ -41,14 +48,14 @@ def _layer(*, head_dim=8, heads=4, kv_heads=2, width=12, biases=True, rope_gain=
     )
 
 
-def _tables(weights: LayerWeights, length: int) -> tuple[Tensor, Tensor]:
+def _tables(weights: Layer, length: int) -> tuple[Tensor, Tensor]:
     """`cos, sin` as the base model makes them: both halves alike, the gain of a rope scaling included."""
     angle = torch.arange(length, dtype=torch.float64)[:, None] * weights.frequency
     cos, sin = (weights.rope_gain**0.5 * torch.cat((table, table), dim=1) for table in (angle.cos(), angle.sin()))
     return cos, sin
 
 
-def _observe(weights: LayerWeights, hidden: Tensor, mask: Tensor | None = None) -> LayerStatistics:
+def _observe(weights: Layer, hidden: Tensor, mask: Tensor | None = None) -> LayerStatistics:
     moments = StatisticsAccumulator(weights)
     attention = AttentionMomentsAccumulator(weights, *_tables(weights, hidden.shape[1]), mask)
     for window in hidden:
@@ -58,7 +65,7 @@ def _observe(weights: LayerWeights, hidden: Tensor, mask: Tensor | None = None) 
 
 
 @pytest.fixture
-def make_layer() -> Callable[..., LayerWeights]:
+def make_layer() -> Callable[..., Layer]:
     return _layer
 
 

@@ -60,7 +60,6 @@ def folded(method, key, value, rank):
         key=normal(2, value_width, width),
         value=value.view(2, value_width, width),
         output=normal(width, 4 * value_width, seed=6),
-        frequency=normal(value_width // 2),
     )
     return FACTORIZATIONS[method](split, weights, statistics(width), rank)
 

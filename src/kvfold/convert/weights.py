@@ -18,7 +18,6 @@ class LayerWeights:
 
     Rotary pair l of a head is its rows l and l + P (HF's half layout). `rope_gain` is the square of the factor that the
     base model's rope scaling puts on cos and sin (yarn, longrope): a pair that loses its rotation must keep that gain.
-    `frequency` holds the angle per position of every pair.
     """
 
     spec: GroupedSpec
@@ -26,7 +25,6 @@ class LayerWeights:
     key: Float[Tensor, "G d D"]
     value: Float[Tensor, "G d D"]
     output: Float[Tensor, "D Nd"]
-    frequency: Float[Tensor, " P"]
     query_bias: Float[Tensor, "N d"] | None = None
     key_bias: Float[Tensor, "G d"] | None = None
     value_bias: Float[Tensor, "G d"] | None = None
@@ -89,7 +87,6 @@ def read_layer(checkpoint: Checkpoint, family: Family, spec: GroupedSpec, layer:
         value_bias=bias(family.value, spec.value_bias),
         output_bias=output_bias,
         rope_gain=rotary.attention_scaling**2,
-        frequency=rotary.inv_freq.to(kind),
     )
 
 
