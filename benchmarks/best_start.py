@@ -123,14 +123,14 @@ def main() -> None:
         "calibration": [*texts_only["calibration"], "random"],
         "calibration_weights": [1.0] * len(calibration) + [RANDOM],
     }
+
+    def picked(name: str) -> bool:
+        return any(part in name for part in arguments.rows)
+
     for name, options in whole_conversions().items():
-        if any(part in name for part in arguments.rows):
+        if picked(name):
             results.row(name, lambda name=name, o=options: convert(name, texts_only | o, o, texts, arguments.keep))
-    wanted = {
-        name: options
-        for name, options in folds().items()
-        if any(part in name for part in arguments.rows) and name not in results
-    }
+    wanted = {name: options for name, options in folds().items() if picked(name) and name not in results}
     attentions = fold_all({name: given | options | {"one_shot": True} for name, options in wanted.items()})
     for name, options in wanted.items():
         for layer, attention in zip(network.model.layers, attentions.pop(name), strict=True):
