@@ -11,16 +11,26 @@ are not measured again; PARTs pick those whose names contain one.
 import argparse
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from result_file import ResultFile
+from torch import Tensor
 
 import kvfold
 from kvfold.attention import Attention
 from kvfold.checkpoint import open_checkpoint
-from kvfold.convert import ConvertOptions, calibration_ids, plan_per_layer, prepare, probe_ids, profile_checkpoint
+from kvfold.convert import (
+    ConvertOptions,
+    calibration_ids,
+    plan_per_layer,
+    prepare,
+    probe_ids,
+    profile_checkpoint,
+    sources,
+)
 from kvfold.convert.calibration import LayerRunner, Observation
 from kvfold.convert.layers import LayerConverter
 from kvfold.convert.weights import LayerWeights
@@ -35,13 +45,15 @@ WINDOWS = {"whole": 24, "folded": 8, "ablation": 3}
 RANDOM = 2.0
 """Weight of random tokens, each text having 1, where nothing is fitted on the converted prefix."""
 CALIBRATION_TOKENS = 16384
+FIT_TOKENS = 98304
+"""Calibration tokens where something is fitted; half of them sampled from the model itself."""
 TEXTS = {
     "wikitext2": "wikitext2-test.raw.txt",
     "psychology": "psychology.txt",
     "novel": "agatha-christie_the-mysterious-affair-at-styles.txt",
 }
 RATIOS = (0.5, 0.3125, 0.1875, 0.125)
-POLISH_MINUTES = 12.0
+POLISH_MINUTES = 10.0
 EXPORTABLE = ("assigned", "stride", "fastest")
 ROROPE = ("rorope", "rorope-2", "rorope-4")
 PER_HEAD = ("rotation_error", "2-norm", "high", "low", "uniform")
@@ -58,7 +70,7 @@ def whole_conversions() -> dict[str, dict[str, Any]]:
             "cache_ratio": ratio,
             "per_layer": True,
             "polish_minutes": POLISH_MINUTES,
-            "calibration_tokens": 2 * CALIBRATION_TOKENS,
+            "calibration_tokens": FIT_TOKENS,
         }
         for ratio in RATIOS
     }
@@ -105,6 +117,7 @@ def main() -> None:
         calibration=[path.name for path in calibration],
         random_tokens=RANDOM,
         calibration_tokens=CALIBRATION_TOKENS,
+        fit_tokens=FIT_TOKENS,
     )
     network, tokenizer = kvfold.load_model(MODEL, dtype=torch.float32)
     texts = {
@@ -117,26 +130,40 @@ def main() -> None:
         results.row(f"original, {kind}", lambda kind=kind: {"nats": score(network, texts, kind)})
     for bits in (8, 4):
         results.row(f"original, int{bits}", lambda bits=bits: quantised(network, texts, bits))
-    texts_only = {"calibration_tokens": CALIBRATION_TOKENS, "calibration": [*map(str, calibration)]}
-    given = {
-        "calibration_tokens": CALIBRATION_TOKENS,
-        "calibration": [*texts_only["calibration"], "random"],
-        "calibration_weights": [1.0] * len(calibration) + [RANDOM],
-    }
+    folded = mixed_with(calibration, "random", RANDOM) | {"calibration_tokens": CALIBRATION_TOKENS}
+    fitted = mixed_with(calibration, "sampled", float(len(calibration)))
+    sources.sample_from = once(sources.sample_from)
 
     def picked(name: str) -> bool:
         return any(part in name for part in arguments.rows)
 
     for name, options in whole_conversions().items():
         if picked(name):
-            results.row(name, lambda name=name, o=options: convert(name, texts_only | o, o, texts, arguments.keep))
+            results.row(name, lambda name=name, o=options: convert(name, fitted | o, o, texts, arguments.keep))
     wanted = {name: options for name, options in folds().items() if picked(name) and name not in results}
-    attentions = fold_all({name: given | options | {"one_shot": True} for name, options in wanted.items()})
+    attentions = fold_all({name: folded | options | {"one_shot": True} for name, options in wanted.items()})
     for name, options in wanted.items():
         for layer, attention in zip(network.model.layers, attentions.pop(name), strict=True):
             layer.self_attn = attention
         kind = "ablation" if name.startswith(ABLATION) else "whole" if name.startswith(PER_LAYER) else "folded"
         results.row(name, lambda o=options, kind=kind: {"options": o, "nats": score(network, texts, kind)})
+
+
+def mixed_with(texts: list[Path], entry: str, weight: float) -> dict[str, Any]:
+    """Calibration on all of `texts` alike, and on one more entry."""
+    return {"calibration": [*map(str, texts), entry], "calibration_weights": [1.0] * len(texts) + [weight]}
+
+
+def once(sample: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Sample from the model in the first conversion only: it gives the same in all of them."""
+    kept: list[Tensor] = []
+
+    def remembered(*arguments: Any, **options: Any) -> Tensor:
+        if not kept:
+            kept.append(sample(*arguments, **options))
+        return kept[0]
+
+    return remembered
 
 
 def convert(

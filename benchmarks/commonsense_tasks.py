@@ -10,6 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
 from result_file import ResultFile
 
 import kvfold
@@ -26,7 +27,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=[f"offline_{name}" for name in NAMES], metavar="NAME")
     parser.add_argument("--out", type=Path, default=Path("results/commonsense_tasks.json"))
     arguments = parser.parse_args()
-    results = ResultFile(arguments.out, tasks=arguments.tasks, limit=arguments.limit)
+    results = ResultFile(arguments.out, tasks=arguments.tasks, limit=arguments.limit, dtype="bfloat16")
     for name, model in arguments.models:
         results.row(name, lambda model=model: score(model, arguments.tasks, arguments.folder, arguments.limit))
 
@@ -39,7 +40,7 @@ def named(argument: str) -> tuple[str, str]:
 
 
 def score(model: str, tasks: list[str], folder: Path, limit: int) -> dict[str, Any]:
-    network, tokenizer = kvfold.load_model(model)
+    network, tokenizer = kvfold.load_model(model, dtype=torch.bfloat16)
     start = perf_counter()
     scores = evaluate_tasks(network, tokenizer, tasks, folder=folder, limit=limit)
     return {

@@ -9,9 +9,13 @@ from transformers import PreTrainedConfig
 
 from kvfold.attention import GroupedSpec, LatentSpec
 from kvfold.convert.factorize import NEEDS_ATTENTION, NEEDS_CALIBRATION
-from kvfold.convert.options import DTYPES, Budget, ConvertOptions, resolve_budget
+from kvfold.convert.options import DTYPES, SAMPLED_TEXT, Budget, ConvertOptions, resolve_budget
 from kvfold.convert.rotary import LAYOUTS, Layout
 from kvfold.families import Family
+
+LIBRARY_BYTES = 500_000_000
+"""Of memory that Python, PyTorch and transformers take before anything is read."""
+SHARD_BYTES = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,12 +162,19 @@ def target_spec(spec: GroupedSpec, layout: Layout, budget: Budget) -> LatentSpec
 
 
 def _estimate_memory(config: PreTrainedConfig, spec: GroupedSpec, calibrated: ConvertOptions | None) -> int:
-    """Rough peak in bytes: one layer's attention and its Gram matrices in fp64, one shard, the largest tensor, and
-    with calibration one layer in fp32 and the hidden states of all tokens."""
+    """Rough peak in bytes: libraries, one layer's attention and its Gram matrices, one shard, the largest tensor; with
+    calibration one layer and its new attention in fp32, its moments in fp64, and the hidden states of all tokens, of the
+    converted layers too if they are followed. Text is sampled before that, by the whole model in 2 bytes a weight."""
     width, rows = spec.hidden_size, spec.num_key_value_heads * spec.head_dim * 2
     attention = 8 * (3 * spec.parameters() + 4 * min(width, rows) ** 2)
-    shard = 10**9 + 2 * config.vocab_size * width
+    needed = LIBRARY_BYTES + attention + SHARD_BYTES + 2 * config.vocab_size * width
     if calibrated is None:
-        return attention + shard
-    layer = 4 * (spec.parameters() + 3 * width * config.intermediate_size)
-    return attention + shard + layer + 8 * width**2 + 4 * calibrated.calibration_tokens * width
+        return needed
+    dense = 3 * width * config.intermediate_size
+    layer = 4 * (3 * spec.parameters() + dense)
+    streams = 2 if calibrated.follows else 1
+    needed += layer + 2 * 8 * width**2 + 4 * streams * calibrated.calibration_tokens * width
+    if SAMPLED_TEXT not in calibrated.calibration:
+        return needed
+    model = 2 * (config.num_hidden_layers * (spec.parameters() + dense) + config.vocab_size * width)
+    return max(needed, LIBRARY_BYTES + model)

@@ -19,7 +19,7 @@ def polish(attention: Attention, data: AttentionSample, *, steps: int, seed: int
     """Fit all tensors of `attention`, in place, to the target on the converted prefix.
 
     The loss is `|attention(x) - t|^2 / |t|^2` on about 2,048 tokens a step, windows in shuffled order. Adam,
-    betas (0.9, 0.99).
+    betas (0.9, 0.99). Matrix products are in bf16 where the processor has instructions for them, weights in fp32.
     """
     parameters = [parameter.requires_grad_() for parameter in attention.parameters()]
     sizes = [float(parameter.detach().square().mean().sqrt()) for parameter in parameters]
@@ -36,7 +36,8 @@ def polish(attention: Attention, data: AttentionSample, *, steps: int, seed: int
             if len(order) < size:
                 order += torch.randperm(windows, generator=generator).tolist()
             batch, order = order[:size], order[size:]
-            loss = data.part(batch).error(attention)
+            with torch.autocast("cpu", torch.bfloat16, enabled=has_fast_bf16()):
+                loss = data.part(batch).error(attention)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -44,6 +45,12 @@ def polish(attention: Attention, data: AttentionSample, *, steps: int, seed: int
     for parameter in parameters:
         parameter.requires_grad_(False)
         parameter.grad = None
+
+
+def has_fast_bf16() -> bool:
+    """Whether bf16 products are faster than fp32 ones on this processor: a step takes a third of the time then."""
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # newer than the oldest torch that will do
+    return bool(capabilities.get("amx_bf16"))
 
 
 def steps_within(seconds: float, attention: Attention, data: AttentionSample) -> int:
