@@ -208,8 +208,10 @@ def test_the_model_is_freed(network, tokenizer, monkeypatch):
 
 def test_windows_do_not_depend_on_the_batch_and_the_cache_changes_nothing(network, tokenizer, monkeypatch):
     at_once = sample_windows(network, tokenizer, windows=5, length=WINDOW, seed=3, progress=silent)
-    monkeypatch.setattr(sampling, "MOST_TOKENS", 2 * WINDOW)
-    assert torch.equal(sample_windows(network, tokenizer, windows=5, length=WINDOW, seed=3, progress=silent), at_once)
+    for limit, value in (("MOST_WINDOWS", 2), ("CACHE_BYTES", 1)):
+        monkeypatch.setattr(sampling, limit, value)
+        again = sample_windows(network, tokenizer, windows=5, length=WINDOW, seed=3, progress=silent)
+        assert torch.equal(again, at_once)
     generator = torch.Generator().manual_seed(3)
     torch.randint(26, (5,), generator=generator)
     draws = torch.rand(5, WINDOW, generator=generator, dtype=torch.float64)

@@ -163,8 +163,8 @@ def target_spec(spec: GroupedSpec, layout: Layout, budget: Budget) -> LatentSpec
 
 def _estimate_memory(config: PreTrainedConfig, spec: GroupedSpec, calibrated: ConvertOptions | None) -> int:
     """Rough peak in bytes: libraries, one layer's attention and its Gram matrices, one shard, the largest tensor; with
-    calibration one layer and its new attention in fp32, its moments in fp64, and the hidden states of all tokens, of the
-    converted layers too if they are followed. Text is sampled before that, by the whole model in 2 bytes a weight."""
+    calibration one layer and its new attention in fp32, its moments in fp64, and the hidden states of all tokens, once
+    more if the converted layers are followed. The whole model, in 2 bytes a weight, if text is sampled from it."""
     width, rows = spec.hidden_size, spec.num_key_value_heads * spec.head_dim * 2
     attention = 8 * (3 * spec.parameters() + 4 * min(width, rows) ** 2)
     needed = LIBRARY_BYTES + attention + SHARD_BYTES + 2 * config.vocab_size * width

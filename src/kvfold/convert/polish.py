@@ -48,7 +48,7 @@ def polish(attention: Attention, data: AttentionSample, *, steps: int, seed: int
 
 
 def has_fast_bf16() -> bool:
-    """Whether bf16 products are faster than fp32 ones on this processor: a step takes a third of the time then."""
+    """Whether bf16 products are faster than fp32 ones on this processor."""
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # newer than the oldest torch that will do
     return bool(capabilities.get("amx_bf16"))
 

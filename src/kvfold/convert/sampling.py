@@ -10,14 +10,15 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from kvfold.errors import CheckpointError
+from kvfold.families import family_of
 from kvfold.modeling import forward_cached, load_model
 from kvfold.texts import check_vocabulary
 
-MOST_WINDOWS = 16
+MOST_WINDOWS = 64
 """Windows that are sampled at once."""
 
-MOST_TOKENS = 8192
-"""Tokens that the key/value cache of one batch holds; longer windows are sampled fewer at once."""
+CACHE_BYTES = 2**30
+"""What the key/value cache of one batch may take; where tokens take more, fewer windows are sampled at once."""
 
 
 def sample_from(
@@ -67,7 +68,7 @@ def sample_windows(
     # One number per token, drawn in advance: a token depends on no other window, nor on the size of the batches.
     draws = torch.rand(windows, length, generator=generator, dtype=torch.float64)
     done = 0
-    for part, draw in zip(*(table.split(_batch(length)) for table in (ids, draws)), strict=True):
+    for part, draw in zip(*(table.split(_batch(network, length)) for table in (ids, draws)), strict=True):
         cache, filled = DynamicCache(config=network.config), 0
         for position in range(len(opening) + 1, length):
             logits = forward_cached(network, part[:, filled:position], cache, logits_to_keep=1).logits
@@ -96,8 +97,10 @@ def _opening(tokenizer: PreTrainedTokenizerBase) -> Int64[Tensor, " tokens"]:
     return torch.tensor(first if first == [tokenizer.bos_token_id] else [], dtype=torch.int64)
 
 
-def _batch(length: int) -> int:
-    return min(max(MOST_TOKENS // length, 1), MOST_WINDOWS)
+def _batch(network: Any, length: int) -> int:
+    config = network.config
+    elements = sum(spec.cached_elements() for spec in family_of(config).layer_specs(config))
+    return min(max(CACHE_BYTES // (network.dtype.itemsize * elements * length), 1), MOST_WINDOWS)
 
 
 def _choose(logits: Float[Tensor, "B V"], draws: Float[Tensor, " B"]) -> Int64[Tensor, " B"]:
