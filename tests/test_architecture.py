@@ -24,6 +24,7 @@ LEVELS = {
     "checkpoint": 1,
     "attention": 1,
     "errors": 0,
+    "precision": 0,
     "registry": 0,
     "texts": 0,
 }

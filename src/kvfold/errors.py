@@ -34,3 +34,7 @@ class TextError(KvfoldError):
 
 class OutputError(KvfoldError):
     """An output path that exists, overlaps its input or cannot be written."""
+
+
+class TrainingError(KvfoldError):
+    """A training run that cannot go on."""

@@ -113,3 +113,33 @@ def test_killed_again_and_again_it_ends_with_the_same_weights(save_model, tmp_pa
     checksums = [hashlib.sha256((out / "model.safetensors").read_bytes()).digest() for out in (place / "out", whole)]
     assert checksums[0] == checksums[1]
     capsys.readouterr()
+
+
+def test_a_healing_that_is_killed_again_and_again_has_the_same_losses(save_model, tmp_path, capsys, monkeypatch):
+    """Killed before the first checkpoint, while one is written, and between two."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = save_model(hidden_size=32, intermediate_size=24, num_hidden_layers=2, vocab_size=32)
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join("abcdefg" * 60))
+    place = tmp_path / "place"
+    settings = ("--data", str(text), "--steps", "24", "--batch", "2", "--sequence-length", "16", "--save-steps", "4")
+    command = ["heal", str(model), str(place / "run"), *settings, "--resume"]
+    moments: tuple[HasCome, ...] = (
+        lambda place: (place / "run/curve.jsonl").exists(),
+        lambda place: any(place.glob("run/.checkpoint-*")),
+        lambda place: (place / "run/checkpoint-8").exists(),
+        lambda place: any(place.glob("run/.checkpoint-16*")),
+        lambda place: any(place.glob("run/.model*")),
+    )
+    for has_come in moments:
+        kill(command, place, has_come)
+    assert cli.main([*command, "--json"]) == 0
+    assert cli.main(["heal", str(model), str(tmp_path / "whole"), *settings]) == 0
+    capsys.readouterr()
+    curves = [
+        [json.loads(line)["loss"] for line in (run / "curve.jsonl").read_text().splitlines()]
+        for run in (place / "run", tmp_path / "whole")
+    ]
+    assert len(curves[0]) == 24 and curves[0] == curves[1]
+    weights = [(run / "model/model.safetensors").read_bytes() for run in (place / "run", tmp_path / "whole")]
+    assert weights[0] == weights[1]

@@ -13,7 +13,7 @@ import kvfold
 from kvfold.cli import main as cli
 from kvfold.convert import ConvertOptions, sampling, sources
 from kvfold.convert.sampling import ordinary_tokens, sample_from, sample_windows
-from kvfold.convert.sources import calibration_ids, interleave, share_windows
+from kvfold.convert.sources import calibration_ids, interleave
 from kvfold.errors import CheckpointError, TextError
 from kvfold.texts import CALIBRATION, read_text, token_ids
 
@@ -56,22 +56,6 @@ def folder(network, tokenizer, tmp_path):
     network.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
-
-
-@pytest.mark.parametrize(
-    ("windows", "weights", "shares"),
-    [
-        (10, [1.0, 1.0], [5, 5]),
-        (3, [1.0, 1.0], [2, 1]),
-        (10, [3.0, 1.0], [8, 2]),
-        (10, [0.1, 0.2], [3, 7]),
-        (4, [1000.0, 1.0, 1.0], [2, 1, 1]),
-        (3, [1e308, 1e308, 1e-300], [1, 1, 1]),
-        (7, [2.0, 3.0, 2.0], [2, 3, 2]),
-    ],
-)
-def test_shares_are_whole_and_none_is_empty(windows, weights, shares):
-    assert share_windows(windows, weights) == shares
 
 
 def test_any_prefix_is_a_mix_of_all_sources_and_of_all_their_parts():

@@ -6,6 +6,8 @@ from kvfold.checkpoint.gguf_file import GgufCheckpoint
 from kvfold.checkpoint.journal import Journal
 from kvfold.checkpoint.opening import open_checkpoint
 from kvfold.checkpoint.output import OutputFolder, refuse_other_content
+from kvfold.checkpoint.reasons import reason
+from kvfold.checkpoint.renaming import new_folder
 from kvfold.checkpoint.safetensors_folder import SafetensorsCheckpoint
 from kvfold.checkpoint.source import resolve_model
 from kvfold.checkpoint.writing import write_bytes, write_json, write_text
@@ -19,7 +21,9 @@ __all__ = [
     "check_finite",
     "is_finite",
     "model_on_meta",
+    "new_folder",
     "open_checkpoint",
+    "reason",
     "refuse_other_content",
     "resolve_model",
     "write_bytes",

@@ -4,7 +4,13 @@ import contextlib
 import ctypes
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+
+from safetensors import SafetensorError
+
+from kvfold.checkpoint.reasons import reason
+from kvfold.errors import OutputError
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -27,6 +33,28 @@ def replace_folder(new: Path, out: Path) -> None:
             raise
         shutil.rmtree(old)
     sync(out.parent)
+
+
+@contextlib.contextmanager
+def new_folder(place: Path) -> Iterator[Path]:
+    """A folder under a temporary name, renamed to `place` when the block ends; removed if it raises.
+
+    A folder that is at `place` is replaced.
+
+    Raises:
+        OutputError: the folder or a file in it cannot be written.
+    """
+    partial = place.with_name(f".{place.name}.partial-{os.getpid()}")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        clean_up_after_dead(place)
+        partial.mkdir()
+        yield partial
+        replace_folder(partial, place)
+    except (OSError, SafetensorError) as error:
+        raise OutputError(f"cannot write {place}: {reason(error)}; make room or give another place") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def clean_up_after_dead(out: Path) -> None:

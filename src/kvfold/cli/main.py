@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from jsonargparse import ArgumentError, Namespace
 
-from kvfold.cli import convert, demo, evaluate, generate, inspect, plan, verify
+from kvfold.cli import convert, demo, evaluate, generate, heal, inspect, plan, verify
 from kvfold.cli.command import Command
 from kvfold.cli.mistakes import one_line
 from kvfold.cli.progress import Reporter
@@ -21,6 +21,7 @@ COMMANDS: dict[str, Command] = {
     "inspect": inspect.COMMAND,
     "plan": plan.COMMAND,
     "convert": convert.COMMAND,
+    "heal": heal.COMMAND,
     "verify": verify.COMMAND,
     "evaluate": evaluate.COMMAND,
     "generate": generate.COMMAND,

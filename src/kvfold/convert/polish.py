@@ -6,6 +6,7 @@ import torch
 
 from kvfold.attention import Attention
 from kvfold.convert.calibration import AttentionSample, windows_per_batch
+from kvfold.precision import has_fast_bf16
 
 STEP = 0.02
 """First step of Adam, as a share of each tensor's root mean square; it falls linearly to 0."""
@@ -45,12 +46,6 @@ def polish(attention: Attention, data: AttentionSample, *, steps: int, seed: int
     for parameter in parameters:
         parameter.requires_grad_(False)
         parameter.grad = None
-
-
-def has_fast_bf16() -> bool:
-    """Whether bf16 products are faster than fp32 ones on this processor."""
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # newer than the oldest torch that will do
-    return bool(capabilities.get("amx_bf16"))
 
 
 def steps_within(seconds: float, attention: Attention, data: AttentionSample) -> int:

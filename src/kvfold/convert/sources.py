@@ -2,7 +2,6 @@
 weight."""
 
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from kvfold.convert.options import DEFAULT_TEXT, RANDOM_TEXT, SAMPLED_TEXT, ConvertOptions
 from kvfold.convert.sampling import random_tokens, sample_from
 from kvfold.errors import TextError
-from kvfold.texts import CALIBRATION, read_slice, read_text, text_size, token_ids
+from kvfold.texts import CALIBRATION, read_slice, read_text, share_windows, text_size, token_ids
 
 WHOLE_FILE_BYTES = 2**20
 """Smaller files are tokenised whole: that takes about a second."""
@@ -65,25 +64,6 @@ def calibration_ids(
             "or set calibration_tokens to 0."
         )
     return ids
-
-
-def share_windows(windows: int, weights: Sequence[float]) -> list[int]:
-    """Shares of `windows`, at least as many as there are weights, proportional to the weights; none is empty.
-
-    Rounded by largest remainder, the first of equals first; what would get nothing takes one from the largest share.
-    """
-    assert windows >= len(weights)
-    exact = [Fraction(weight) for weight in weights]
-    quotas = [windows * weight / sum(exact) for weight in exact]
-    shares = [int(quota) for quota in quotas]
-    by_remainder = sorted(range(len(weights)), key=lambda index: shares[index] - quotas[index])
-    for index in by_remainder[: windows - sum(shares)]:
-        shares[index] += 1
-    for index in by_remainder:
-        if not shares[index]:
-            shares[shares.index(max(shares))] -= 1
-            shares[index] = 1
-    return shares
 
 
 def interleave(parts: Sequence[Int64[Tensor, "_ T"]]) -> Int64[Tensor, "W T"]:

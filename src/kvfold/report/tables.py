@@ -107,6 +107,19 @@ def _scores(result: Record) -> Table:
     return table
 
 
+def show_healing(result: Record) -> None:
+    """Print how far a training run came, and where its model is."""
+    facts = {
+        "steps": f"{result['steps']:,}, {result['tokens']:,} tokens",
+        "loss": f"{result['first_loss']:.3f} to {result['last_loss']:.3f} nats per token "
+        f"(means of the first and the last {result['window']:,} steps)",
+        "time": f"{result['seconds']:,.0f} s",
+    }
+    if result["resumed_from"] is not None:
+        facts["resumed"] = f"after step {result['resumed_from']:,}"
+    _show(f"{result['out']}/model", _facts(facts))
+
+
 def show_demo(result: Record) -> None:
     """Print the rows of the demo (see `render_demo` for their keys), the ratios being to the first row."""
     columns = ("elements", "bytes", "cache %", "perplexity", "tokens/s")

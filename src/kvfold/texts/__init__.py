@@ -1,6 +1,16 @@
 """Text files: how they are read, and the ones that the package ships (sources and licences in LICENSES.md)."""
 
 from kvfold.texts.reading import check_vocabulary, read_slice, read_text, text_size, token_ids
+from kvfold.texts.sharing import share_windows
 from kvfold.texts.shipped import CALIBRATION, EVALUATION
 
-__all__ = ["CALIBRATION", "EVALUATION", "check_vocabulary", "read_slice", "read_text", "text_size", "token_ids"]
+__all__ = [
+    "CALIBRATION",
+    "EVALUATION",
+    "check_vocabulary",
+    "read_slice",
+    "read_text",
+    "share_windows",
+    "text_size",
+    "token_ids",
+]

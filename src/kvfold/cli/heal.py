@@ -1,0 +1,144 @@
+"""`kvfold heal`: train a converted model back."""
+
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from kvfold.cli.command import MODEL_HELP, Command, Result
+from kvfold.cli.progress import Progress
+
+OUTPUT_OPTIONS = ("model", "run", "config", "json", "resume", "overwrite")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", type=str, help=MODEL_HELP)
+    parser.add_argument(
+        "run", metavar="RUN", type=str, help="the folder of the run; the model comes to lie in RUN/model"
+    )
+    parser.add_argument(
+        "--config", action="config", metavar="FILE", help="a YAML recipe with any of the flags below; flags override it"
+    )
+    _add_data(parser)
+    _add_schedule(parser)
+    _add_loss(parser)
+    _add_machine(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument("--save-steps", type=int, metavar="N", help="steps between checkpoints (default: 50)")
+    output.add_argument("--resume", action="store_true", help="go on with the run in RUN, if there is one")
+    output.add_argument("--overwrite", action="store_true", help="throw away the run in RUN and start anew")
+
+
+def _add_data(parser: ArgumentParser) -> None:
+    data = parser.add_argument_group("data")
+    data.add_argument(
+        "--data",
+        nargs="+",
+        metavar="SOURCE",
+        help="files (.txt, .md, .jsonl, .json, .parquet) and Hugging Face datasets (name or name:configuration)",
+    )
+    data.add_argument(
+        "--data-weights",
+        nargs="+",
+        type=float,
+        metavar="F",
+        help="one positive number for each, its share of the sequences (default: all alike)",
+    )
+    data.add_argument(
+        "--column", type=str, metavar="NAME", help="of the text in tables (default: text, or chats in messages)"
+    )
+    data.add_argument("--sequence-length", type=int, metavar="N", help="tokens per sequence (default: 512)")
+    data.add_argument("--seed", type=int, metavar="N", help="of the order of the sequences (default: 0)")
+
+
+def _add_schedule(parser: ArgumentParser) -> None:
+    schedule = parser.add_argument_group(
+        "schedule", "AdamW with a linear warm-up, a constant rate and a decay by 1 - sqrt, as in MHA2MLA"
+    )
+    schedule.add_argument("--steps", type=int, metavar="N", help="optimiser steps (default: 200)")
+    schedule.add_argument("--batch", type=int, metavar="N", help="sequences per step and process (default: 8)")
+    schedule.add_argument("--learning-rate", type=float, metavar="F", help="the highest (default: 5e-4)")
+    schedule.add_argument("--warmup", type=float, metavar="F", help="share of the steps it rises in (default: 0.05)")
+    schedule.add_argument("--decay", type=float, metavar="F", help="share of the steps it falls in (default: 0.2)")
+    schedule.add_argument("--weight-decay", type=float, metavar="F", help="AdamW's (default: 0.1)")
+    schedule.add_argument("--clip", type=float, metavar="F", help="largest norm of the gradient (default: 1)")
+
+
+def _add_loss(parser: ArgumentParser) -> None:
+    loss = parser.add_argument_group("what is learnt")
+    loss.add_argument("--trains", type=str, metavar="PART", help="all, or only the attention (default: all)")
+    loss.add_argument(
+        "--teacher",
+        type=str,
+        metavar="MODEL",
+        help="follow the predictions of MODEL too, which must have the same tokenizer",
+    )
+    loss.add_argument(
+        "--distill-weight",
+        type=float,
+        metavar="F",
+        help="what the divergence from the teacher counts beside the cross entropy (default: 1)",
+    )
+    loss.add_argument("--temperature", type=float, metavar="F", help="of both predictions in it (default: 1)")
+
+
+def _add_machine(parser: ArgumentParser) -> None:
+    machine = parser.add_argument_group("time and memory")
+    machine.add_argument(
+        "--precision",
+        type=str,
+        metavar="P",
+        help="of products: float32, bfloat16, or auto, bfloat16 where the hardware is fast at it (default: auto)",
+    )
+    machine.add_argument(
+        "--accumulate",
+        type=int,
+        metavar="N",
+        help="passes that share a batch; more need less memory (default: 1)",
+    )
+    machine.add_argument(
+        "--gradient-checkpointing", action="store_true", help="compute activations twice instead of keeping them"
+    )
+
+
+def run(options: Namespace, progress: Progress) -> Result:
+    from kvfold.train import heal
+
+    return heal(
+        options.model,
+        options.run,
+        resume=options.resume,
+        overwrite=options.overwrite,
+        progress=progress,
+        **given_options(options),
+    ).to_dict()
+
+
+def given_options(options: Namespace) -> dict[str, Any]:
+    """What the user gave; the defaults of the others are HealOptions' own."""
+    names = (name for name in vars(options) if name not in OUTPUT_OPTIONS)
+    return {name: options[name] for name in names if options[name] is not None and options[name] is not False}
+
+
+def show(result: Result) -> None:
+    from kvfold.report.tables import show_healing
+
+    show_healing(result)
+
+
+COMMAND = Command(
+    name="heal",
+    summary="train a converted model back, with or without a teacher",
+    usage="MODEL RUN --data SOURCE ... [options]",
+    description=(
+        "Train MODEL on text and write the run to the folder RUN: the loss of every step (curve.jsonl), checkpoints, "
+        "and in the end the healed model (RUN/model). A killed run goes on with --resume, with the same result."
+    ),
+    example=(
+        "kvfold heal smollm2-mla healed --data novel.txt --steps 200\n"
+        "kvfold heal smollm2-mla healed --data novel.txt --teacher smollm2 --trains attention\n"
+        "kvfold evaluate healed/model --text other.txt"
+    ),
+    add_arguments=add_arguments,
+    run=run,
+    show=show,
+)

@@ -1,0 +1,53 @@
+"""Tiny models to heal, and text for them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import kvfold
+
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def _tokens_are_kept_here(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def original(tmp_path, tokenizer, randomise) -> Path:
+    """A Llama with two KV heads."""
+    folder = tmp_path / "original"
+    config = AutoConfig.for_model("llama", **SIZES)
+    randomise(AutoModelForCausalLM.from_config(config)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path) -> str:
+    """600 random letters, which are tokens; one in four is an e, which can be learnt."""
+    letters = torch.randint(104, (600,), generator=torch.Generator().manual_seed(3)).tolist()
+    path = tmp_path / "text.txt"
+    path.write_text(" ".join("e" if letter >= 26 else chr(97 + letter) for letter in letters), "utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def converted(original, text, tmp_path) -> Path:
+    folder = tmp_path / "converted"
+    kvfold.convert(original, folder, cache_ratio=0.5, calibration=text, calibration_tokens=64, calibration_window=16)
+    return folder
