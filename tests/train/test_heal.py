@@ -52,6 +52,8 @@ def test_a_run_lowers_the_loss_and_leaves_a_model(which, request, options, tmp_p
     assert [path.name for path in sorted(run.glob("checkpoint-*"))] == ["checkpoint-57", "checkpoint-60"]
     assert all(kvfold.load_model(path) for path in run.glob("checkpoint-*"))
     assert not list(run.glob(".*"))
+    card = (run / "model" / "README.md").read_text()
+    assert "for 60 steps, 3,840 tokens of" in card and ("calibrat" in card) is (which == "converted")
 
 
 def test_a_killed_run_that_is_resumed_is_the_same(converted, options, tmp_path):
@@ -122,6 +124,7 @@ def test_mistakes_are_one_line(name, converted, options, tmp_path, one_line):
     with pytest.raises(KvfoldError) as error:
         heal(converted, tmp_path / "run", **options | changes)
     assert expected in one_line(error)
+    assert not (tmp_path / "run").exists()
 
 
 def test_another_run_is_not_gone_on_with(original, converted, options, tmp_path, one_line):
@@ -136,6 +139,10 @@ def test_another_run_is_not_gone_on_with(original, converted, options, tmp_path,
     with pytest.raises(KvfoldError) as error:
         heal(converted, run, resume=True, **options | {"learning_rate": 0.1})
     assert "has learning_rate 0.0005, not 0.1" in one_line(error)
+    (run / "run.json").write_text("{")
+    with pytest.raises(KvfoldError) as error:
+        heal(converted, run, resume=True, **options)
+    assert "run.json is damaged" in one_line(error)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("years of work")
     with pytest.raises(KvfoldError) as error:

@@ -55,7 +55,7 @@ def _add_schedule(parser: ArgumentParser) -> None:
         "schedule", "AdamW with a linear warm-up, a constant rate and a decay by 1 - sqrt, as in MHA2MLA"
     )
     schedule.add_argument("--steps", type=int, metavar="N", help="optimiser steps (default: 200)")
-    schedule.add_argument("--batch", type=int, metavar="N", help="sequences per step and process (default: 8)")
+    schedule.add_argument("--batch", type=int, metavar="N", help="sequences per step (default: 8)")
     schedule.add_argument("--learning-rate", type=float, metavar="F", help="the highest (default: 5e-4)")
     schedule.add_argument("--warmup", type=float, metavar="F", help="share of the steps it rises in (default: 0.05)")
     schedule.add_argument("--decay", type=float, metavar="F", help="share of the steps it falls in (default: 0.2)")

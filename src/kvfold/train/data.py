@@ -129,11 +129,12 @@ def tokens_of(
     progress: Progress,
 ) -> Packed:
     """The first `most` tokens of a source or all that it has, from `cache` if they are there."""
+    backend: Any = tokenizer.backend_tokenizer  # transformers types it as text
     key = {
         "source": identity(name),
         "column": column,
         "most": most,
-        "tokenizer": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
+        "tokenizer": hashlib.sha256(backend.to_str().encode()).hexdigest(),
         "template": tokenizer.chat_template,
         "end": tokenizer.eos_token_id,
     }
@@ -176,7 +177,7 @@ def identity(name: str) -> dict[str, Any]:
 
 def tokenised(texts: Iterator[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
     """Token ids per document, without a BOS, and with the end-of-text token at the end if there is one."""
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    end: list[Any] = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     batch: list[str] = []
     for text in texts:
         batch.append(text)
@@ -187,5 +188,5 @@ def tokenised(texts: Iterator[str], tokenizer: PreTrainedTokenizerBase) -> Itera
         yield from (ids + end for ids in _ids(batch, tokenizer))
 
 
-def _ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+def _ids(texts: list[str], tokenizer: Any) -> list[list[int]]:
     return tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]

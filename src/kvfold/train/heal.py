@@ -1,10 +1,12 @@
 """Train a converted model back: one run, from the options to a finished model folder."""
 
+import importlib.util
 import json
 import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainingArguments
 
-from kvfold.checkpoint import new_folder, open_checkpoint, refuse_other_content, write_json
-from kvfold.errors import CheckpointError, OptionError, OutputError
+from kvfold.checkpoint import new_folder, open_checkpoint, write_text
+from kvfold.errors import CheckpointError, OptionError
 from kvfold.families import family_of
 from kvfold.modeling import KvfoldConfig, load_model
 from kvfold.precision import has_fast_bf16
@@ -21,9 +23,10 @@ from kvfold.train.curve import Curve, read_curve
 from kvfold.train.data import PackedWindows, packed_windows
 from kvfold.train.loss import Distillation
 from kvfold.train.options import HealOptions
-from kvfold.train.trainer import HealTrainer, Recorder, checkpoints, step_of
+from kvfold.train.run_folder import begin_run, find_run
+from kvfold.train.trainer import HealTrainer, Recorder, step_of
 
-RUN_FILE, MODEL_FOLDER = "run.json", "model"
+MODEL_FOLDER, CARD_FILE = "model", "README.md"
 KEPT_FILES = ("modeling_kvfold_stub.py", "recipe.yaml", "kvfold.json")
 """What a checkpoint takes over from the model that is healed, where it is there."""
 
@@ -71,68 +74,77 @@ def heal(
     Raises:
         KvfoldError: the model, an option, the data or the output does not work; the message says which and why.
     """
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise OptionError("healing runs in one process so far: start it without torchrun or accelerate launch.")
+    if importlib.util.find_spec("accelerate") is None:
+        raise OptionError("healing needs the package accelerate, which is not installed: pip install 'kvfold[train]'.")
     chosen, run = HealOptions.from_dict(options), Path(out)
     checkpoint = open_checkpoint(model)
-    key = {"model": checkpoint.fingerprint(), "options": chosen.to_dict() | {"save_steps": None}}
-    arguments = _arguments(chosen, run)
-    with arguments.main_process_first():
-        last = _enter(run, json.loads(json.dumps(key)), resume=resume, overwrite=overwrite, source=checkpoint.path)
-    if (run / MODEL_FOLDER).exists():
-        return _summary(run, chosen, arguments.world_size, None)
+    key = json.loads(
+        json.dumps({"model": checkpoint.fingerprint(), "options": chosen.to_dict() | {"save_steps": None}})
+    )
+    last = find_run(run, key, resume=resume, overwrite=overwrite, source=checkpoint.path)
+    if not overwrite and (run / MODEL_FOLDER).exists():
+        return _summary(run, chosen, None)
+    network: Any
     network, tokenizer = load_model(model, dtype=torch.float32)
     teacher = _teacher(chosen, network, tokenizer)
-    with arguments.main_process_first():
-        data = packed_windows(
-            chosen.data,
-            tokenizer,
-            windows=chosen.steps * chosen.batch * arguments.world_size,
-            length=chosen.sequence_length,
-            weights=chosen.data_weights,
-            column=chosen.column,
-            seed=chosen.seed,
-            vocabulary=network.config.vocab_size,
-            cache=_cache(),
-            progress=progress,
-        )
-    train(network, tokenizer, teacher, data, chosen, arguments, source=checkpoint.path, last=last, progress=progress)
-    if arguments.should_save:
-        network.to(checkpoint.dtype)
-        with new_folder(run / MODEL_FOLDER) as place:
-            network.save_pretrained(place)
-            describe(place, tokenizer, checkpoint.path)
-    return _summary(run, chosen, arguments.world_size, last)
+    data = packed_windows(
+        chosen.data,
+        tokenizer,
+        windows=chosen.steps * chosen.batch,
+        length=chosen.sequence_length,
+        weights=chosen.data_weights,
+        column=chosen.column,
+        seed=chosen.seed,
+        vocabulary=network.config.vocab_size,
+        cache=_cache(),
+        progress=progress,
+    )
+    begin_run(run, key, overwrite=overwrite)
+    complete = partial(describe, tokenizer=tokenizer, source=checkpoint.path)
+    train(network, teacher, data, chosen, run, complete=complete, last=last, progress=progress)
+    healing = _summary(run, chosen, last)
+    network.to(checkpoint.dtype)
+    with new_folder(run / MODEL_FOLDER) as place:
+        network.save_pretrained(place)
+        complete(place)
+        write_text(place / CARD_FILE, healed_card(checkpoint.path / CARD_FILE, healing))
+    return healing
 
 
 def train(
     network: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
     teacher: PreTrainedModel | None,
     data: PackedWindows,
     options: HealOptions,
-    arguments: TrainingArguments,
+    run: Path,
     *,
-    source: Path,
+    complete: Callable[[Path], None],
     last: Path | None,
     progress: Progress,
 ) -> None:
-    """Train `network` in place, from the checkpoint `last` on if there is one."""
+    """Train `network` in place, from the checkpoint `last` on if there is one.
+
+    Args:
+        complete: called with the folder of a checkpoint, to write what a model folder has beside config and weights.
+    """
     if options.trains == "attention":
         network.requires_grad_(False)
         for module in attention_modules(network):
             module.requires_grad_(True)
     trainer = HealTrainer(
         model=network,
-        args=arguments,
+        args=_arguments(options, run),
         train_dataset=data,
         teacher=teacher,
         distillation=Distillation(weight=options.distill_weight, temperature=options.temperature),
-        describe=lambda folder: describe(folder, tokenizer, source),
+        run=run,
+        complete=complete,
     )
     trainer.remove_callback(PrinterCallback)
-    run = Path(arguments.output_dir)
     first = 0 if last is None else step_of(last)
-    curve = Curve(run, first=first) if arguments.should_save else None
-    trainer.add_callback(Recorder(curve, options, arguments.world_size, progress))
+    trainer.add_callback(Recorder(Curve(run, first=first), options, progress))
     trainer.train(resume_from_checkpoint=None if last is None else str(last))
 
 
@@ -142,6 +154,20 @@ def describe(folder: Path, tokenizer: PreTrainedTokenizerBase, source: Path) -> 
     for name in KEPT_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
+
+
+def healed_card(card: Path, healing: Healing) -> str:
+    """The model card of what was healed, if it has one, and how it was healed."""
+    options = healing.options
+    before = card.read_text("utf-8").rstrip() + "\n\n" if card.is_file() else ""
+    sources = ", ".join(Path(name).name if Path(name).is_file() else name for name in options.data)
+    taught = "" if options.teacher is None else f", following the predictions of `{options.teacher}`"
+    return f"""{before}## Healing
+
+Trained by `kvfold heal` for {healing.steps:,} steps, {healing.tokens:,} tokens of {sources}{taught}.
+Loss {healing.first_loss:.3f} to {healing.last_loss:.3f} nats per token, means of {healing.window:,} step(s) each. What
+stands above was measured before.
+"""
 
 
 def attention_modules(network: PreTrainedModel) -> list[nn.Module]:
@@ -156,6 +182,7 @@ def attention_modules(network: PreTrainedModel) -> list[nn.Module]:
 
 def _arguments(options: HealOptions, run: Path) -> TrainingArguments:
     on_cpu = not torch.cuda.is_available()
+    recomputed: dict[str, Any] = {"gradient_checkpointing": True} if options.gradient_checkpointing else {}
     return TrainingArguments(
         output_dir=str(run),
         max_steps=options.steps,
@@ -179,7 +206,7 @@ def _arguments(options: HealOptions, run: Path) -> TrainingArguments:
         disable_tqdm=True,
         use_cpu=on_cpu,
         seed=options.seed,
-        **({"gradient_checkpointing": True} if options.gradient_checkpointing else {}),
+        **recomputed,
     )
 
 
@@ -189,39 +216,6 @@ def _cache() -> Path:
 
 def _fast_bf16(on_cpu: bool) -> bool:
     return has_fast_bf16() if on_cpu else torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-def _enter(run: Path, key: dict[str, Any], *, resume: bool, overwrite: bool, source: Path) -> Path | None:
-    """Make the folder of the run, or find the checkpoint to go on from.
-
-    Raises:
-        OutputError: the folder holds something else, or a run that must not be lost.
-        OptionError: the run in it is another one.
-    """
-    refuse_other_content(run, RUN_FILE)
-    if run.resolve() == source.resolve() or run.resolve() in source.resolve().parents:
-        raise OutputError(f"{run} holds the model that is to be healed; give another folder.")
-    there = (run / RUN_FILE).exists()
-    if there and overwrite:
-        shutil.rmtree(run)
-        there = False
-    if there and not resume:
-        steps = len(read_curve(run)) if (run / "curve.jsonl").exists() else 0
-        raise OutputError(f"{run} holds a run of {steps} step(s): go on with --resume, or start anew with --overwrite.")
-    if there:
-        _check_same(run, json.loads((run / RUN_FILE).read_text())["key"], key)
-        return next(reversed(checkpoints(run)), None)
-    run.mkdir(parents=True, exist_ok=True)
-    write_json(run / RUN_FILE, {"key": key})
-    return None
-
-
-def _check_same(run: Path, stored: dict[str, Any], key: dict[str, Any]) -> None:
-    if stored["model"] != key["model"]:
-        raise OptionError(f"the run in {run} is of another model: give that model, or another folder.")
-    for name, value in key["options"].items():
-        if (before := stored["options"].get(name)) != value:
-            raise OptionError(f"the run in {run} has {name} {before}, not {value}: give the same, or another folder.")
 
 
 def _teacher(
@@ -237,14 +231,14 @@ def _teacher(
     return teacher.requires_grad_(False)
 
 
-def _summary(run: Path, options: HealOptions, processes: int, last: Path | None) -> Healing:
+def _summary(run: Path, options: HealOptions, last: Path | None) -> Healing:
     rows = read_curve(run)
     window = max(len(rows) // 20, 1)
     first, end = ([row["loss"] for row in part] for part in (rows[:window], rows[-window:]))
     return Healing(
         out=run,
         steps=len(rows),
-        tokens=len(rows) * options.batch * options.sequence_length * processes,
+        tokens=len(rows) * options.batch * options.sequence_length,
         first_loss=sum(first) / window,
         last_loss=sum(end) / window,
         window=window,

@@ -24,7 +24,7 @@ class HealOptions:
         data_weights: one positive number per entry of `data`, its share of the sequences; empty weighs all alike.
         column: of the text in tables; None takes `text`, or `messages` (chats) by the tokenizer's template.
         steps: optimiser steps.
-        batch: sequences per step and process.
+        batch: sequences per step.
         accumulate: forward passes per step, which share `batch`; more take less memory.
         sequence_length: tokens per sequence.
         learning_rate: the highest.

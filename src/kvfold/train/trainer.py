@@ -37,23 +37,25 @@ class HealTrainer(Trainer):
     """Trains on `heal_loss`.
 
     Args:
-        describe: called with each checkpoint's folder before that is put in place, to write what else belongs there.
+        run: the folder of the run, where checkpoints are put.
+        complete: called with each checkpoint's folder before that is put in place, to write what else belongs there.
         teacher: the network whose predictions are followed, or None.
     """
 
     def __init__(
         self,
         *,
-        describe: Callable[[Path], None],
+        run: Path,
+        complete: Callable[[Path], None],
         teacher: nn.Module | None = None,
         distillation: Distillation | None = None,
         **arguments: Any,
     ) -> None:
         super().__init__(compute_loss_func=self._loss, **arguments)
-        self._describe, self._distillation = describe, distillation
+        self._complete, self._distillation = complete, distillation
         self._teacher = None if teacher is None else teacher.to(self.args.device)
         self._followed: Tensor | None = None
-        self._place = Path(self.args.output_dir)
+        self._run = self._place = run
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **options: Any) -> Any:
         """The teacher looks at the batch first."""
@@ -71,29 +73,28 @@ class HealTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """All of the checkpoint beside its place, then renamed; only then is the oldest one removed."""
-        run = Path(self.args.output_dir)
         name = f"{CHECKPOINT}-{self.state.global_step}"
-        with new_folder(run / name) as partial:
+        with new_folder(self._run / name) as partial:
             self._place = partial
             try:
                 super()._save_checkpoint(model, trial)
             finally:
-                self._place = run
+                self._place = self._run
             inner = partial / name
-            self._describe(inner)
+            self._complete(inner)
             for path in list(inner.iterdir()):
                 path.rename(partial / path.name)
             inner.rmdir()
-        for old in checkpoints(run)[:-KEPT_CHECKPOINTS]:
+        for old in checkpoints(self._run)[:-KEPT_CHECKPOINTS]:
             shutil.rmtree(old, ignore_errors=True)
 
 
 class Recorder(TrainerCallback):
-    """Writes every step to the curve, if this process has one, and tells how far the run is."""
+    """Writes every step to the curve, and tells how far the run is."""
 
-    def __init__(self, curve: Curve | None, options: HealOptions, processes: int, progress: Progress) -> None:
+    def __init__(self, curve: Curve, options: HealOptions, progress: Progress) -> None:
         self._curve, self._progress = curve, progress
-        self._tokens = options.batch * options.sequence_length * processes
+        self._tokens = options.batch * options.sequence_length
         self._began = time.perf_counter()
 
     def on_log(
@@ -109,7 +110,6 @@ class Recorder(TrainerCallback):
         step = state.global_step
         if not math.isfinite(logs["loss"]):
             raise TrainingError(f"the loss is {logs['loss']} at step {step}: lower the learning rate.")
-        if self._curve is not None:
-            row = {"step": step, "tokens": step * self._tokens, "loss": logs["loss"], "rate": logs["learning_rate"]}
-            self._curve.add(row | {"seconds": round(time.perf_counter() - self._began, 3)})
+        row = {"step": step, "tokens": step * self._tokens, "loss": logs["loss"], "rate": logs["learning_rate"]}
+        self._curve.add(row | {"seconds": round(time.perf_counter() - self._began, 3)})
         self._progress("healing", step, state.max_steps)

@@ -1,0 +1,63 @@
+"""The folder of a training run: begun, found again, or refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from kvfold.checkpoint import reason, refuse_other_content, write_json
+from kvfold.errors import CheckpointError, OptionError, OutputError
+from kvfold.train.curve import CURVE_FILE, read_curve
+from kvfold.train.trainer import checkpoints
+
+RUN_FILE = "run.json"
+
+
+def find_run(run: Path, key: dict[str, Any], *, resume: bool, overwrite: bool, source: Path) -> Path | None:
+    """The checkpoint to go on from; None where a run begins. Changes nothing.
+
+    Raises:
+        OutputError: the folder holds something else, or a run that must not be lost.
+        OptionError: the run in it is another one.
+        CheckpointError: its settings cannot be read.
+    """
+    refuse_other_content(run, RUN_FILE)
+    if run.resolve() == source.resolve() or run.resolve() in source.resolve().parents:
+        raise OutputError(f"{run} holds the model that is to be healed; give another folder.")
+    if overwrite or not (run / RUN_FILE).exists():
+        return None
+    if not resume:
+        steps = len(read_curve(run)) if (run / CURVE_FILE).exists() else 0
+        raise OutputError(f"{run} holds a run of {steps} step(s): go on with --resume, or start anew with --overwrite.")
+    _check_same(run, _stored_key(run), key)
+    return next(reversed(checkpoints(run)), None)
+
+
+def begin_run(run: Path, key: dict[str, Any], *, overwrite: bool) -> None:
+    """Make the folder of a run, in place of an old one with `overwrite`.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+    try:
+        if overwrite and run.exists():
+            shutil.rmtree(run)
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot create {run}: {reason(error)}; give a place you can write to") from error
+    write_json(run / RUN_FILE, {"key": key})
+
+
+def _stored_key(run: Path) -> dict[str, Any]:
+    try:
+        return json.loads((run / RUN_FILE).read_text("utf-8"))["key"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{run / RUN_FILE} is damaged ({error!r}): start anew with --overwrite.") from None
+
+
+def _check_same(run: Path, stored: dict[str, Any], key: dict[str, Any]) -> None:
+    if stored["model"] != key["model"]:
+        raise OptionError(f"the run in {run} is of another model: give that model, or another folder.")
+    for name, value in key["options"].items():
+        if (before := stored["options"].get(name)) != value:
+            raise OptionError(f"the run in {run} has {name} {before}, not {value}: give the same, or another folder.")
