@@ -104,6 +104,7 @@ MISTAKES = {
     "no text": ("rows.jsonl", '{"text": 3}\n', {}, "column 'text' of"),
     "damaged": ("rows.jsonl", '{"text": "a b\n', {}, "cannot be read"),
     "no documents": ("rows.jsonl", "", {}, "rows.jsonl"),
+    "another format": ("rows.csv", "text\na b", {}, "has none of the endings .txt, .md, .jsonl, .json, .parquet"),
     "vocabulary": ("long.txt", "a b c d z z z z z", {"vocabulary": 8}, "the tokenizer gives token 26"),
 }
 

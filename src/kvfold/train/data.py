@@ -1,6 +1,6 @@
 """Training text of any kind as packed windows of token ids, tokenised once and kept on disk.
 
-A source is a file (.txt .md .jsonl .json .parquet, gzipped or not) or a dataset of the Hugging Face hub. Its documents
+A source is a file (.txt .md .jsonl .json .parquet) or a dataset of the Hugging Face hub. Its documents
 are streamed, tokenised, each closed by the end-of-text token, and laid end to end; windows are cut out of that row.
 Inside a window positions begin anew with every document, which is how transformers is told that documents do not see
 each other, and no document is asked to predict the next one's first token.

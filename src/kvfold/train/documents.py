@@ -56,6 +56,9 @@ def _rows(name: str, path: Path) -> Iterator[dict[str, Any]]:
 def _stream(name: str, path: Path) -> Iterable[dict[str, Any]]:
     from datasets import load_dataset
 
+    if path.is_file() and path.suffix not in TABLE_FILES:
+        endings = ", ".join((*TEXT_FILES, *TABLE_FILES))
+        raise TextError(f"training data {name} has none of the endings {endings}: convert or rename the file.")
     if path.suffix not in TABLE_FILES:
         dataset, _, configuration = name.partition(":")
         return load_dataset(dataset, configuration or None, split="train", streaming=True)
