@@ -112,7 +112,7 @@ def show_healing(result: Record) -> None:
     facts = {
         "steps": f"{result['steps']:,}, {result['tokens']:,} tokens",
         "loss": f"{result['first_loss']:.3f} to {result['last_loss']:.3f} nats per token "
-        f"(means of the first and the last {result['window']:,} steps)",
+        f"(means over {result['window']:,} step(s) at either end)",
         "time": f"{result['seconds']:,.0f} s",
     }
     if result["resumed_from"] is not None:

@@ -165,8 +165,8 @@ def healed_card(card: Path, healing: Healing) -> str:
     return f"""{before}## Healing
 
 Trained by `kvfold heal` for {healing.steps:,} steps, {healing.tokens:,} tokens of {sources}{taught}.
-Loss {healing.first_loss:.3f} to {healing.last_loss:.3f} nats per token, means of {healing.window:,} step(s) each. What
-stands above was measured before.
+Loss {healing.first_loss:.3f} to {healing.last_loss:.3f} nats per token (means over {healing.window:,} step(s) at
+either end). What stands above was measured before.
 """
 
 
