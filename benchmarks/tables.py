@@ -56,8 +56,15 @@ WHOLE = "mixed per layer"
 def best_starts() -> str:
     """Perplexity over the original's, text by text."""
     rows = rows_of("best_start")
-    cells = [(name, *_ratios(rows, name), f"{loss(rows, name):.3f}") for name in rows if name.startswith(WHOLE)]
+    chosen = sorted((name for name in rows if name.startswith(WHOLE)), key=_by_method_and_cache)
+    cells = [(name, *_ratios(rows, name), f"{loss(rows, name):.3f}") for name in chosen]
     return markdown(("cache kept", *TEXTS, "nats lost, mean"), cells)
+
+
+def _by_method_and_cache(name: str) -> tuple[str, float]:
+    """A row's method, and its cache so that the largest comes first."""
+    method, _, kept = name.rpartition(", ")
+    return method, -float(kept.removesuffix("%"))
 
 
 def rotary() -> str:
