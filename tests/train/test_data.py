@@ -103,7 +103,7 @@ MISTAKES = {
     "no column": ("rows.jsonl", '{"body": "a"}\n', {}, "has no column 'text', only body: name one with --column."),
     "no text": ("rows.jsonl", '{"text": 3}\n', {}, "column 'text' of"),
     "damaged": ("rows.jsonl", '{"text": "a b\n', {}, "cannot be read"),
-    "no documents": ("rows.jsonl", "", {}, "rows.jsonl"),
+    "no documents": ("rows.jsonl", "", {}, "rows.jsonl is empty: give a file with some text in it."),
     "another format": ("rows.csv", "text\na b", {}, "has none of the endings .txt, .md, .jsonl, .json, .parquet"),
     "vocabulary": ("long.txt", "a b c d z z z z z", {"vocabulary": 8}, "the tokenizer gives token 26"),
 }

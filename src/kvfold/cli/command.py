@@ -2,7 +2,7 @@
 
 import argparse
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,12 @@ class Command:
         self.add_arguments(parser)
         parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, progress on stderr")
         return parser
+
+
+def given_options(options: Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Those of `names` that the user gave; the defaults of the others are the library's own."""
+    given = {name: options[name] for name in names if options[name] is not None and options[name] is not False}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -1,10 +1,8 @@
 """`kvfold convert`: turn a model's attention into latent attention within a cache budget."""
 
-from typing import Any
-
 from jsonargparse import ArgumentParser, Namespace
 
-from kvfold.cli.command import MODEL_HELP, Command, Result
+from kvfold.cli.command import MODEL_HELP, Command, Result, given_options
 from kvfold.cli.progress import Progress
 
 METHOD_OPTIONS = (
@@ -147,16 +145,10 @@ def add_calibration(parser: ArgumentParser) -> None:
 def run(options: Namespace, progress: Progress) -> Result:
     from kvfold.convert import convert, plan
 
-    method = given_options(options)
+    method = given_options(options, METHOD_OPTIONS)
     if options.dry_run:
         return plan(options.model, **method).to_dict()
     return convert(options.model, options.out, overwrite=options.overwrite, progress=progress, **method).to_dict()
-
-
-def given_options(options: Namespace) -> dict[str, Any]:
-    """The method options that the user gave; the defaults of the others are ConvertOptions' own."""
-    given = {name: options[name] for name in METHOD_OPTIONS if options[name] is not None and options[name] is not False}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
 def show(result: Result) -> None:

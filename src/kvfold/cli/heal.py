@@ -1,10 +1,8 @@
 """`kvfold heal`: train a converted model back."""
 
-from typing import Any
-
 from jsonargparse import ArgumentParser, Namespace
 
-from kvfold.cli.command import MODEL_HELP, Command, Result
+from kvfold.cli.command import MODEL_HELP, Command, Result, given_options
 from kvfold.cli.progress import Progress
 
 OUTPUT_OPTIONS = ("model", "run", "config", "json", "resume", "overwrite")
@@ -109,14 +107,8 @@ def run(options: Namespace, progress: Progress) -> Result:
         resume=options.resume,
         overwrite=options.overwrite,
         progress=progress,
-        **given_options(options),
+        **given_options(options, (name for name in vars(options) if name not in OUTPUT_OPTIONS)),
     ).to_dict()
-
-
-def given_options(options: Namespace) -> dict[str, Any]:
-    """What the user gave; the defaults of the others are HealOptions' own."""
-    names = (name for name in vars(options) if name not in OUTPUT_OPTIONS)
-    return {name: options[name] for name in names if options[name] is not None and options[name] is not False}
 
 
 def show(result: Result) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from kvfold.cli.command import MODEL_HELP, Command, Result
-from kvfold.cli.convert import METHOD_OPTIONS, add_calibration, add_method, given_options
+from kvfold.cli.command import MODEL_HELP, Command, Result, given_options
+from kvfold.cli.convert import METHOD_OPTIONS, add_calibration, add_method
 from kvfold.cli.progress import Progress
 from kvfold.errors import BudgetError
 
@@ -75,7 +75,7 @@ def default_folder(model: str) -> str:
 
 def given_method(options: Namespace) -> dict[str, Any]:
     """The options of `convert` that the user gave; those of the budget are no flags of this command."""
-    return given_options(Namespace(**{name: options.get(name) for name in METHOD_OPTIONS}))
+    return given_options(Namespace(**{name: options.get(name) for name in METHOD_OPTIONS}), METHOD_OPTIONS)
 
 
 def show(result: Result) -> None:

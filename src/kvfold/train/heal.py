@@ -20,7 +20,7 @@ from kvfold.families import family_of
 from kvfold.modeling import KvfoldConfig, load_model
 from kvfold.precision import has_fast_bf16
 from kvfold.train.curve import Curve, read_curve
-from kvfold.train.data import PackedWindows, packed_windows
+from kvfold.train.data import PackedWindows, Progress, packed_windows
 from kvfold.train.loss import Distillation
 from kvfold.train.options import HealOptions
 from kvfold.train.run_folder import begin_run, find_run
@@ -29,8 +29,6 @@ from kvfold.train.trainer import HealTrainer, Recorder, step_of
 MODEL_FOLDER, CARD_FILE = "model", "README.md"
 KEPT_FILES = ("modeling_kvfold_stub.py", "recipe.yaml", "kvfold.json")
 """What a checkpoint takes over from the model that is healed, where it is there."""
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +236,7 @@ def _summary(run: Path, options: HealOptions, last: Path | None) -> Healing:
     return Healing(
         out=run,
         steps=len(rows),
-        tokens=len(rows) * options.batch * options.sequence_length,
+        tokens=rows[-1]["tokens"],
         first_loss=sum(first) / window,
         last_loss=sum(end) / window,
         window=window,

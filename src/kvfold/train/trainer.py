@@ -14,13 +14,12 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from kvfold.checkpoint import new_folder
 from kvfold.errors import TrainingError
 from kvfold.train.curve import Curve
+from kvfold.train.data import Progress
 from kvfold.train.loss import Distillation, heal_loss
 from kvfold.train.options import HealOptions
 
 KEPT_CHECKPOINTS = 2
 CHECKPOINT = "checkpoint"
-
-Progress = Callable[[str, int, int], None]
 
 
 def checkpoints(folder: Path) -> list[Path]:
