@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kvfold.errors import KvfoldError
-from kvfold.train.data import packed_windows
+from kvfold.train.data import WindowReader
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -16,9 +16,16 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 def windows(tokenizer, tmp_path):
     tokenizer.eos_token = "<unk>"
 
-    def build(*data, **options):
-        defaults = {"windows": 4, "length": 8, "vocabulary": 32, "cache": tmp_path / "cache"}
-        return packed_windows([str(name) for name in data], tokenizer, progress=lambda *_: None, **defaults | options)
+    def build(*data, windows=4, vocabulary=32, column=None, **options):
+        reader = WindowReader(
+            tokenizer=tokenizer,
+            vocabulary=vocabulary,
+            length=8,
+            column=column,
+            cache=tmp_path / "cache",
+            progress=lambda *_: None,
+        )
+        return reader.mixed([str(name) for name in data], windows, **options)
 
     return build
 

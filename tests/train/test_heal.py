@@ -1,6 +1,7 @@
 """Whole runs: they come closer, repeat themselves, go on where they were, and leave folders that load."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from kvfold.errors import KvfoldError
 from kvfold.train import heal
 from kvfold.train.curve import read_curve
 
-RUN = {"steps": 8, "batch": 4, "sequence_length": 16, "save_steps": 3, "precision": "float32"}
+RUN = {"steps": 8, "batch": 4, "sequence_length": 16, "save_steps": 3, "precision": "float32", "learning_rate": 1e-3}
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ class Killed(BaseException):
 def killed_at(step):
     """A progress callback that ends the process, as far as a test can, after a step is done."""
 
-    def progress(stage, done, total):
+    def progress(stage, done, total, note):
         if stage == "healing" and done == step:
             raise Killed
 
@@ -138,7 +139,7 @@ def test_another_run_is_not_gone_on_with(original, converted, options, tmp_path,
     assert "is of another model" in one_line(error)
     with pytest.raises(KvfoldError) as error:
         heal(converted, run, resume=True, **options | {"learning_rate": 0.1})
-    assert "has learning_rate 0.0005, not 0.1" in one_line(error)
+    assert "has learning_rate 0.001, not 0.1" in one_line(error)
     (run / "run.json").write_text("{")
     with pytest.raises(KvfoldError) as error:
         heal(converted, run, resume=True, **options)
@@ -176,3 +177,69 @@ def test_a_full_disk_keeps_the_last_checkpoint(converted, options, tmp_path, mon
     assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-3"]
     assert not list(run.glob(".*"))
     assert json.loads((run / "checkpoint-3" / "trainer_state.json").read_text())["global_step"] == 3
+
+
+def test_low_rank_updates_move_the_attention_alone_and_are_merged(converted, options, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    lora = options | {"trains": "lora", "lora_rank": 2, "learning_rate": 0.01}
+    result = heal(converted, whole, **lora)
+    before, after = weights_of(converted), weights_of(whole / "model")
+    assert list(before) == list(after)
+    moved = {name for name in after if not torch.equal(before[name], after[name])}
+    assert moved and all("self_attn" in name for name in moved)
+    for name in moved:
+        assert torch.linalg.matrix_rank((after[name] - before[name]).double(), rtol=1e-4) <= 2
+    assert weights_of(whole / "checkpoint-8").keys() == after.keys()
+    with pytest.raises(Killed):
+        heal(converted, broken, progress=killed_at(5), **lora)
+    assert heal(converted, broken, resume=True, **lora).resumed_from == 3
+    assert losses(broken) == losses(whole) and result.last_loss == losses(whole)[-1]
+
+
+def test_all_of_a_teachers_tokens_on_disk_are_as_good_as_the_teacher(original, converted, options, tmp_path):
+    taught = options | {"teacher": str(original), "temperature": 2.0}
+    heal(converted, tmp_path / "live", **taught)
+    heal(converted, tmp_path / "kept", **taught | {"teacher_top_k": 32})
+    torch.testing.assert_close(losses(tmp_path / "kept"), losses(tmp_path / "live"), rtol=1e-4, atol=1e-5)
+    files = sorted((tmp_path / "cache").rglob("log_p.bin"))
+    times = [file.stat().st_mtime_ns for file in files]
+    heal(converted, tmp_path / "again", **taught | {"teacher_top_k": 32})
+    assert times == [file.stat().st_mtime_ns for file in sorted((tmp_path / "cache").rglob("log_p.bin"))]
+    heal(converted, tmp_path / "few", **taught | {"teacher_top_k": 4})
+    assert losses(tmp_path / "few")[0] < losses(tmp_path / "live")[0]
+
+
+def test_a_students_own_hidden_states_cost_nothing(original, converted, options, tmp_path):
+    for name, source, weight in (("alone", original, 0.0), ("same", original, 9.0), ("other", converted, 9.0)):
+        settings = options | {"teacher": str(original), "distill_weight": 0.0, "hidden_weight": weight}
+        heal(source, tmp_path / name, **settings)
+    assert losses(tmp_path / "same")[0] == pytest.approx(losses(tmp_path / "alone")[0], abs=1e-4)
+    assert losses(tmp_path / "other")[0] > losses(tmp_path / "alone")[0] + 0.1
+
+
+def test_the_loss_on_a_held_out_text_is_that_of_the_model(converted, options, text, tmp_path):
+    measured = options | {"held_out": text, "held_out_steps": 4, "held_out_windows": 5}
+    result = heal(converted, tmp_path / "run", **measured)
+    rows = read_curve(tmp_path / "run", "held_out.jsonl")
+    assert [row["step"] for row in rows] == [0, 4, 8] and result.held_out == (rows[0]["loss"], rows[-1]["loss"])
+    network, tokenizer = kvfold.load_model(converted)
+    ids = torch.tensor(tokenizer(Path(text).read_text(), add_special_tokens=False)["input_ids"])
+    with torch.no_grad():
+        windows = ids[: 5 * 16].view(5, 16)
+        expected = network(windows, labels=windows).loss
+    assert rows[0]["loss"] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_a_run_stops_early_and_stays_stopped(converted, original, options, text, tmp_path):
+    stops = options | {"steps": 60, "learning_rate": 0.01, "held_out": text, "held_out_steps": 3}
+    result = heal(converted, tmp_path / "share", **stops | {"teacher": str(original), "recover": 0.1})
+    assert 3 <= result.steps < 60 and "10% of the held-out loss is won back" in result.stopped
+    assert "Stopped early" in (tmp_path / "share" / "model" / "README.md").read_text()
+    patient = stops | {"learning_rate": 1e-12, "patience": 2}
+    whole = heal(converted, tmp_path / "patient", **patient)
+    assert whole.steps <= 9 and "has not fallen in 2 measurement(s)" in whole.stopped
+    (tmp_path / "patient" / "model").rename(tmp_path / "before")
+    again = heal(converted, tmp_path / "patient", resume=True, **patient)
+    assert again.steps == whole.steps and again.stopped == whole.stopped
+    expected = weights_of(tmp_path / "before")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(again.out / "model").items())

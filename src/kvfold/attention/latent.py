@@ -1,5 +1,7 @@
 """Multi-head latent attention (MLA, arXiv 2405.04434) and grouped latent attention (GLA-h, arXiv 2505.21487)."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -88,8 +90,11 @@ class LatentAttention(Attention[LatentSpec]):
         return (rows @ weight_Gxy).view(batch, heads, new, weight_Gxy.shape[-1])
 
 
-def _per_latent(projection: nn.Linear, x_BTw: Float[Tensor, "B T w"], latents: int) -> Float[Tensor, "B T out"]:
-    """Apply a block-diagonal projection: `latents` blocks of its rows, each to its own part of the input."""
+def _per_latent(projection: Any, x_BTw: Float[Tensor, "B T w"], latents: int) -> Float[Tensor, "B T out"]:
+    """Apply a block-diagonal projection: `latents` blocks of its rows, each to its own part of the input.
+
+    The projection is an `nn.Linear`, or for one latent whatever computes the same.
+    """
     if latents == 1:
         return projection(x_BTw)
     blocks = projection.weight.unflatten(0, (latents, -1))

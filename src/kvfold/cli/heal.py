@@ -19,6 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     _add_data(parser)
     _add_schedule(parser)
     _add_loss(parser)
+    _add_stopping(parser)
     _add_machine(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--save-steps", type=int, metavar="N", help="steps between checkpoints (default: 50)")
@@ -50,20 +51,23 @@ def _add_data(parser: ArgumentParser) -> None:
 
 def _add_schedule(parser: ArgumentParser) -> None:
     schedule = parser.add_argument_group(
-        "schedule", "AdamW with a linear warm-up, a constant rate and a decay by 1 - sqrt, as in MHA2MLA"
+        "schedule", "AdamW with a linear warm-up, a constant rate and a decay by 1 - sqrt; the defaults are MHA2MLA's"
     )
     schedule.add_argument("--steps", type=int, metavar="N", help="optimiser steps (default: 200)")
     schedule.add_argument("--batch", type=int, metavar="N", help="sequences per step (default: 8)")
-    schedule.add_argument("--learning-rate", type=float, metavar="F", help="the highest (default: 5e-4)")
-    schedule.add_argument("--warmup", type=float, metavar="F", help="share of the steps it rises in (default: 0.05)")
-    schedule.add_argument("--decay", type=float, metavar="F", help="share of the steps it falls in (default: 0.2)")
-    schedule.add_argument("--weight-decay", type=float, metavar="F", help="AdamW's (default: 0.1)")
+    schedule.add_argument("--learning-rate", type=float, metavar="F", help="the highest (default: 1e-4)")
+    schedule.add_argument("--warmup", type=float, metavar="F", help="share of the steps it rises in (default: 0.1)")
+    schedule.add_argument("--decay", type=float, metavar="F", help="share of the steps it falls in (default: 1/6)")
+    schedule.add_argument("--weight-decay", type=float, metavar="F", help="AdamW's (default: 0)")
     schedule.add_argument("--clip", type=float, metavar="F", help="largest norm of the gradient (default: 1)")
 
 
 def _add_loss(parser: ArgumentParser) -> None:
     loss = parser.add_argument_group("what is learnt")
-    loss.add_argument("--trains", type=str, metavar="PART", help="all, or only the attention (default: all)")
+    loss.add_argument(
+        "--trains", type=str, metavar="PART", help="all, only the attention, or lora, updates of it (default: all)"
+    )
+    loss.add_argument("--lora-rank", type=int, metavar="N", help="of these updates (default: 16)")
     loss.add_argument(
         "--teacher",
         type=str,
@@ -77,6 +81,37 @@ def _add_loss(parser: ArgumentParser) -> None:
         help="what the divergence from the teacher counts beside the cross entropy (default: 1)",
     )
     loss.add_argument("--temperature", type=float, metavar="F", help="of both predictions in it (default: 1)")
+    loss.add_argument(
+        "--teacher-top-k",
+        type=int,
+        metavar="K",
+        help="ask the teacher once and keep its K likeliest tokens on disk (default: 0, ask it in every step)",
+    )
+    loss.add_argument(
+        "--hidden-weight",
+        type=float,
+        metavar="F",
+        help="what the distance from the teacher's hidden states counts, layer by layer (default: 0)",
+    )
+
+
+def _add_stopping(parser: ArgumentParser) -> None:
+    stopping = parser.add_argument_group("held-out text and early stop")
+    stopping.add_argument("--held-out", type=str, metavar="SOURCE", help="text to measure the loss on while training")
+    stopping.add_argument("--held-out-windows", type=int, metavar="N", help="sequences of it (default: 24)")
+    stopping.add_argument("--held-out-steps", type=int, metavar="N", help="steps between measurements (default: 50)")
+    stopping.add_argument(
+        "--patience", type=int, metavar="N", help="stop when that loss has not fallen in N measurements"
+    )
+    stopping.add_argument(
+        "--recover",
+        type=float,
+        metavar="F",
+        help="stop when this share of that loss, from the start's to the teacher's, is won back",
+    )
+    stopping.add_argument(
+        "--price-per-hour", type=float, metavar="F", help="of the machine in any currency, to show the cost so far"
+    )
 
 
 def _add_machine(parser: ArgumentParser) -> None:
@@ -96,6 +131,8 @@ def _add_machine(parser: ArgumentParser) -> None:
     machine.add_argument(
         "--gradient-checkpointing", action="store_true", help="compute activations twice instead of keeping them"
     )
+    machine.add_argument("--fsdp", action="store_true", help="shard over the GPUs of torchrun by FSDP2")
+    machine.add_argument("--deepspeed", type=str, metavar="FILE", help="shard by DeepSpeed with this configuration")
 
 
 def run(options: Namespace, progress: Progress) -> Result:

@@ -12,7 +12,7 @@ from jsonargparse import ArgumentError, Namespace
 from kvfold.cli import convert, demo, evaluate, generate, heal, inspect, plan, verify
 from kvfold.cli.command import Command
 from kvfold.cli.mistakes import one_line
-from kvfold.cli.progress import Reporter
+from kvfold.cli.progress import Progress, Reporter
 from kvfold.cli.recipe import check_values, recipe_first
 from kvfold.errors import KvfoldError, OptionError
 from kvfold.registry import lookup
@@ -64,12 +64,13 @@ def run(argv: list[str]) -> int:
         options = parse(command, argv[1:])
         quiet_transformers()
         # Some libraries print to stdout while they work; the result must be the only thing there.
-        with contextlib.redirect_stdout(sys.stderr), Reporter() as progress:
+        with contextlib.redirect_stdout(sys.stderr), _reporter() as progress:
             result = command.run(options, progress)
-        if options.json:
-            print(json.dumps(result))
-        else:
-            command.show(result)
+        if _is_first_process():
+            if options.json:
+                print(json.dumps(result))
+            else:
+                command.show(result)
         return 0 if command.passed(result) else 1
     return 0
 
@@ -91,6 +92,15 @@ def parse(command: Command, argv: list[str]) -> Namespace:
         raise OptionError(f"the recipe is not UTF-8 (byte {error.start}): give a YAML text file") from error
     check_values(options, parser)
     return options
+
+
+def _reporter() -> contextlib.AbstractContextManager[Progress]:
+    return Reporter() if _is_first_process() else contextlib.nullcontext(lambda *_: None)
+
+
+def _is_first_process() -> bool:
+    """Whether this process speaks for all that `torchrun` or `accelerate launch` has started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def quiet_transformers() -> None:

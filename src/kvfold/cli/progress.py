@@ -7,8 +7,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-Progress = Callable[[str, int, int], None]
-"""Called as `progress(stage, done, total)`; a stage begins when its name first appears."""
+Progress = Callable[..., None]
+"""Called as `progress(stage, done, total)`, and with a note on how it stands where there is one.
+
+A stage begins when its name first appears.
+"""
+
+NOTES = 10
+"""How often a stage tells its note where there are no bars."""
 
 
 class Reporter:
@@ -23,6 +29,7 @@ class Reporter:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
             console=self._console,
             transient=True,
         )
@@ -38,9 +45,14 @@ class Reporter:
         if self._console.is_terminal:
             self._bars.stop()
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
+    def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
         if stage not in self._stages:
-            self._stages[stage] = self._bars.add_task(stage, total=total)
-            if not self._console.is_terminal:
-                print(f"{stage} ...", file=self._console.file, flush=True)
-        self._bars.update(self._stages[stage], completed=done, total=total)
+            self._stages[stage] = self._bars.add_task(stage, total=total, note=note)
+            self._print(f"{stage} ...")
+        elif note and (done == total or done * NOTES // total > (done - 1) * NOTES // total):
+            self._print(f"{stage} {done:,}/{total:,}: {note}")
+        self._bars.update(self._stages[stage], completed=done, total=total, note=note)
+
+    def _print(self, line: str) -> None:
+        if not self._console.is_terminal:
+            print(line, file=self._console.file, flush=True)

@@ -115,6 +115,14 @@ def show_healing(result: Record) -> None:
         f"(means over {result['window']:,} step(s) at either end)",
         "time": f"{result['seconds']:,.0f} s",
     }
+    if result["held_out"] is not None:
+        facts["held-out loss"] = "{:.3f} to {:.3f} nats per token".format(*result["held_out"])
+    if result["goal"] is not None:
+        facts["teacher's"] = f"{result['goal']:.3f}"
+    if result["cost"] is not None:
+        facts["cost"] = f"{result['cost']:.2f}"
+    if result["stopped"] is not None:
+        facts["stopped"] = result["stopped"]
     if result["resumed_from"] is not None:
         facts["resumed"] = f"after step {result['resumed_from']:,}"
     _show(f"{result['out']}/model", _facts(facts))

@@ -11,25 +11,31 @@ CURVE_FILE = "curve.jsonl"
 
 
 class Curve:
-    """Rows of one run in `folder`; a resumed run drops those beyond the step it starts at."""
+    """Rows of one run in `folder`, each with its `step`; a resumed run drops those beyond the step `last`.
 
-    def __init__(self, folder: Path, *, first: int = 0) -> None:
-        self._path = folder / CURVE_FILE
-        kept = [row for row in read_curve(folder) if row["step"] <= first] if self._path.exists() else []
-        write_text(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+    With `writes` false, as in all processes of a run but one, nothing is written.
+    """
+
+    def __init__(self, folder: Path, name: str = CURVE_FILE, *, last: int = 0, writes: bool = True) -> None:
+        self._path, self._writes = folder / name, writes
+        self.rows = [row for row in read_curve(folder, name) if row["step"] <= last] if self._path.exists() else []
+        if writes:
+            write_text(self._path, "".join(json.dumps(row) + "\n" for row in self.rows))
 
     def add(self, row: dict[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        self.rows.append(row)
+        if self._writes:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
 
 
-def read_curve(folder: Path) -> list[dict[str, Any]]:
+def read_curve(folder: Path, name: str = CURVE_FILE) -> list[dict[str, Any]]:
     """The rows of a run's curve; a last line that a killed process left unfinished is left out.
 
     Raises:
         CheckpointError: the file is missing, or another line is damaged.
     """
-    path = folder / CURVE_FILE
+    path = folder / name
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]

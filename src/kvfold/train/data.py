@@ -30,7 +30,11 @@ IGNORED = -100
 
 DOCUMENTS_AT_ONCE = 64
 
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int, str], None]
+"""Called with the stage, what is done of it, what it has in all, and how it stands in words."""
+
+Place = tuple[int, int]
+"""A source and a window in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,19 +56,30 @@ class PackedWindows(torch.utils.data.Dataset):
     """
 
     def __init__(self, sources: Sequence[Packed], counts: Sequence[int], length: int, seed: int) -> None:
-        self._sources, self._length = sources, length
-        places = [(index, window) for index, count in enumerate(counts) for window in range(count)]
+        self._sources, self.length = sources, length
+        places = [
+            (index, window % (len(source.ids) // length))
+            for index, (source, count) in enumerate(zip(sources, counts, strict=True))
+            for window in range(count)
+        ]
         order = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))
-        self._places = [places[place] for place in order]
+        self.places: list[Place] = [places[place] for place in order]
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
     def __getitem__(self, item: int) -> dict[str, Tensor]:
         """`input_ids`, `labels` and `position_ids`, each (length)."""
-        index, window = self._places[item]
-        source, length = self._sources[index], self._length
-        first = window % (len(source.ids) // length) * length
+        return self.at(self.places[item])
+
+    def different(self) -> list[Place]:
+        """The places without repetitions, sorted."""
+        return sorted(set(self.places))
+
+    def at(self, place: Place) -> dict[str, Tensor]:
+        """The window at a place, as above."""
+        index, window = place
+        source, length, first = self._sources[index], self.length, window * self.length
         ids = torch.from_numpy(source.ids[first : first + length].astype(np.int64))
         inside = np.searchsorted(source.starts, (first + 1, first + length))
         begins = torch.from_numpy(source.starts[slice(*inside)] - first)
@@ -76,47 +91,63 @@ class PackedWindows(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": labels, "position_ids": positions - last_begin.cummax(0).values}
 
 
-def packed_windows(
-    data: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    windows: int,
-    length: int,
-    weights: Sequence[float] = (),
-    column: str | None = None,
-    seed: int = 0,
-    vocabulary: int,
-    cache: Path,
-    progress: Progress,
-) -> PackedWindows:
-    """`windows` windows of `length` tokens from all sources in `data`.
+@dataclass(frozen=True, kw_only=True)
+class WindowReader:
+    """Reads windows for one model.
 
     Args:
-        data: files and hub datasets: `name`, or `name:configuration` where a dataset has several; split `train`.
-        weights: one positive number per source, its share of the windows; empty weighs all alike.
-        column: of the text; None takes `text`, or `messages` by the tokenizer's chat template.
-        vocabulary: embeddings of the model.
+        tokenizer: of the model; `vocabulary` is the number of its embeddings.
+        length: tokens per window.
+        column: of the text in tables; None takes `text`, or `messages` by the tokenizer's chat template.
         cache: folder where tokens are kept; a source that is there is not read again.
-        progress: called with (stage, done, total).
 
-    Raises:
+    Sources are files and hub datasets: `name`, or `name:configuration` where a dataset has several; split `train`.
+    Every method may raise:
         OptionError: there are more sources than windows, or `datasets` is missing where it is needed.
         TextError: a source is missing, unreadable or empty, lacks the column or is shorter than one window.
         CheckpointError: the tokenizer belongs to another model.
     """
-    if windows < len(data):
-        raise OptionError(f"{windows} sequences cannot be shared by {len(data)} data sources: train for more steps.")
-    counts = share_windows(windows, weights or [1.0] * len(data))
-    sources = []
-    for name, count in zip(data, counts, strict=True):
-        source = tokens_of(name, tokenizer, most=count * length, column=column, cache=cache, progress=progress)
-        if len(source.ids) < length:
-            raise TextError(
-                f"{name} has {len(source.ids)} tokens, one sequence takes {length}: give more, or shorter sequences."
+
+    tokenizer: PreTrainedTokenizerBase
+    vocabulary: int
+    length: int
+    column: str | None
+    cache: Path
+    progress: Progress
+
+    def mixed(
+        self, data: Sequence[str], windows: int, *, weights: Sequence[float] = (), seed: int = 0
+    ) -> PackedWindows:
+        """`windows` windows of all sources in `data`.
+
+        Args:
+            weights: one positive number per source, its share of the windows; empty weighs all alike.
+        """
+        if windows < len(data):
+            raise OptionError(
+                f"{windows} sequences cannot be shared by {len(data)} data sources: train for more steps."
             )
-        check_vocabulary(torch.from_numpy(source.ids.max(keepdims=True)), vocabulary)
-        sources.append(source)
-    return PackedWindows(sources, counts, length, seed)
+        counts = share_windows(windows, weights or [1.0] * len(data))
+        sources = [self._source(name, count) for name, count in zip(data, counts, strict=True)]
+        return PackedWindows(sources, counts, self.length, seed)
+
+    def first(self, name: str, most: int) -> PackedWindows:
+        """The first windows of one source, `most` or as many as it has."""
+        source = self._source(name, most)
+        return PackedWindows([source], [min(most, len(source.ids) // self.length)], self.length, seed=0)
+
+    def _source(self, name: str, windows: int) -> Packed:
+        most = windows * self.length
+        source = tokens_of(
+            name, self.tokenizer, most=most, column=self.column, cache=self.cache, progress=self.progress
+        )
+        if len(source.ids) < self.length:
+            raise TextError(
+                f"{name} has {len(source.ids)} tokens, one sequence takes {self.length}: "
+                "give more, or shorter sequences."
+            )
+        check_vocabulary(torch.from_numpy(source.ids.max(keepdims=True)), self.vocabulary)
+        return source
 
 
 def tokens_of(
@@ -159,7 +190,7 @@ def write_tokens(place: Path, name: str, rows: Iterator[list[int]], most: int, p
             taken = row[: most - count]
             np.array(taken, dtype=np.int32).tofile(ids)
             count += len(taken)
-            progress(f"tokenising {Path(name).name}", count, most)
+            progress(f"tokenising {Path(name).name}", count, most, "")
             if count == most:
                 break
     if not count:

@@ -3,37 +3,41 @@
 import importlib.util
 import json
 import os
-import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvfold.checkpoint import new_folder, open_checkpoint, write_text
-from kvfold.errors import CheckpointError, OptionError
-from kvfold.families import family_of
-from kvfold.modeling import KvfoldConfig, load_model
-from kvfold.precision import has_fast_bf16
-from kvfold.train.curve import Curve, read_curve
-from kvfold.train.data import PackedWindows, Progress, packed_windows
-from kvfold.train.loss import Distillation
+from kvfold.checkpoint import open_checkpoint
+from kvfold.errors import OptionError
+from kvfold.modeling import load_model
+from kvfold.train import training
+from kvfold.train.curve import read_curve
+from kvfold.train.data import Progress, WindowReader
+from kvfold.train.held_out import HELD_OUT_FILE, loss_on, reason_to_stop
+from kvfold.train.model_folder import complete, write_model
 from kvfold.train.options import HealOptions
 from kvfold.train.run_folder import begin_run, find_run
-from kvfold.train.trainer import HealTrainer, Recorder, step_of
+from kvfold.train.teacher import followed_windows, load_teacher
+from kvfold.train.training import Material, train, uses_bf16
 
-MODEL_FOLDER, CARD_FILE = "model", "README.md"
-KEPT_FILES = ("modeling_kvfold_stub.py", "recipe.yaml", "kvfold.json")
-"""What a checkpoint takes over from the model that is healed, where it is there."""
+MODEL_FOLDER = "model"
+MOVED = {"all": "all weights", "attention": "the attention", "lora": "the attention, by low-rank updates"}
+LONGEST_WAIT = timedelta(days=2)
+"""Of the other processes for the one that reads the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Healing:
-    """A finished run. Losses in nats per token, each the mean over the first or last `window` steps."""
+    """A finished run. Losses in nats per token, each the mean over the first or last `window` steps.
+
+    `held_out` has the losses on the held-out text at the start and at the end, `goal` the teacher's on it where that
+    was asked for, `stopped` why the run ended before its last step, `cost` is in the currency of the price.
+    """
 
     out: Path
     steps: int
@@ -41,7 +45,11 @@ class Healing:
     first_loss: float
     last_loss: float
     window: int
+    held_out: tuple[float, float] | None
+    goal: float | None
+    stopped: str | None
     seconds: float
+    cost: float | None
     resumed_from: int | None
     options: HealOptions
 
@@ -61,178 +69,122 @@ def heal(
     """Train `model` (a converted or an original one) and write the run to the folder `out`.
 
     `out` holds the settings in `run.json`, the loss of every step in `curve.jsonl`, the last checkpoints, each a
-    complete model folder with the state of the optimiser, and in the end `model`.
+    complete model folder with the state of the optimiser, and in the end `model`. Started by `torchrun` or `accelerate
+    launch`, all processes share the sequences of every step.
 
     Args:
         resume: go on with the run in `out`, if there is one; it must be of the same model and options.
         overwrite: throw away a run in `out`.
-        progress: called with (stage, done, total).
+        progress: called as `Progress` says.
         options: fields of `HealOptions`.
 
     Raises:
         KvfoldError: the model, an option, the data or the output does not work; the message says which and why.
     """
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise OptionError("healing runs in one process so far: start it without torchrun or accelerate launch.")
     if importlib.util.find_spec("accelerate") is None:
         raise OptionError("healing needs the package accelerate, which is not installed: pip install 'kvfold[train]'.")
+    from accelerate import PartialState
+
     chosen, run = HealOptions.from_dict(options), Path(out)
-    checkpoint = open_checkpoint(model)
-    key = json.loads(
-        json.dumps({"model": checkpoint.fingerprint(), "options": chosen.to_dict() | {"save_steps": None}})
-    )
-    last = find_run(run, key, resume=resume, overwrite=overwrite, source=checkpoint.path)
+    source = open_checkpoint(model)
+    key = {"model": source.fingerprint(), "options": chosen.to_dict() | {"save_steps": None, "price_per_hour": None}}
+    last = find_run(run, json.loads(json.dumps(key)), resume=resume, overwrite=overwrite, source=source.path)
     if not overwrite and (run / MODEL_FOLDER).exists():
         return _summary(run, chosen, None)
-    network: Any
+    processes = PartialState(cpu=not torch.cuda.is_available(), timeout=LONGEST_WAIT)
+    _check_processes(chosen, processes.num_processes)
     network, tokenizer = load_model(model, dtype=torch.float32)
-    teacher = _teacher(chosen, network, tokenizer)
-    data = packed_windows(
-        chosen.data,
-        tokenizer,
-        windows=chosen.steps * chosen.batch,
-        length=chosen.sequence_length,
-        weights=chosen.data_weights,
-        column=chosen.column,
-        seed=chosen.seed,
+    with processes.main_process_first():
+        material = _gather(chosen, network, tokenizer, progress)
+    if processes.is_main_process:
+        begin_run(run, key, overwrite=overwrite)
+    processes.wait_for_everyone()
+    if last is not None and _stopped(run, chosen, material.goal):
+        network, _ = load_model(last, dtype=torch.float32)
+        state = network.state_dict()
+    else:
+        finish = partial(complete, tokenizer=tokenizer, source=source.path)
+        state = train(network, material, chosen, run, complete=finish, last=last, progress=progress)
+    if processes.is_main_process:
+        healing = _summary(run, chosen, last, material.goal)
+        write_model(run / MODEL_FOLDER, network, state, tokenizer, source, _healed(healing))
+    processes.wait_for_everyone()
+    return _summary(run, chosen, last, material.goal)
+
+
+def _check_processes(options: HealOptions, processes: int) -> None:
+    if options.batch % (options.accumulate * processes):
+        raise OptionError(
+            f"batch is {options.batch}, which {processes} process(es) with accumulate {options.accumulate} cannot "
+            "share alike: give a multiple."
+        )
+    if (options.fsdp or options.deepspeed) and not training.shards_here():
+        raise OptionError("fsdp and deepspeed shard over GPUs, of which PyTorch sees none: leave them out.")
+    if options.deepspeed and importlib.util.find_spec("deepspeed") is None:
+        raise OptionError("deepspeed is not installed: pip install deepspeed, or shard by fsdp.")
+
+
+def _gather(
+    options: HealOptions, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, progress: Progress
+) -> Material:
+    """Everything that a run learns from."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvfold"
+    reader = WindowReader(
+        tokenizer=tokenizer,
         vocabulary=network.config.vocab_size,
-        cache=_cache(),
+        length=options.sequence_length,
+        column=options.column,
+        cache=cache / "tokens",
         progress=progress,
     )
-    begin_run(run, key, overwrite=overwrite)
-    complete = partial(describe, tokenizer=tokenizer, source=checkpoint.path)
-    train(network, teacher, data, chosen, run, complete=complete, last=last, progress=progress)
-    healing = _summary(run, chosen, last)
-    network.to(checkpoint.dtype)
-    with new_folder(run / MODEL_FOLDER) as place:
-        network.save_pretrained(place)
-        complete(place)
-        write_text(place / CARD_FILE, healed_card(checkpoint.path / CARD_FILE, healing))
-    return healing
-
-
-def train(
-    network: PreTrainedModel,
-    teacher: PreTrainedModel | None,
-    data: PackedWindows,
-    options: HealOptions,
-    run: Path,
-    *,
-    complete: Callable[[Path], None],
-    last: Path | None,
-    progress: Progress,
-) -> None:
-    """Train `network` in place, from the checkpoint `last` on if there is one.
-
-    Args:
-        complete: called with the folder of a checkpoint, to write what a model folder has beside config and weights.
-    """
-    if options.trains == "attention":
-        network.requires_grad_(False)
-        for module in attention_modules(network):
-            module.requires_grad_(True)
-    trainer = HealTrainer(
-        model=network,
-        args=_arguments(options, run),
-        train_dataset=data,
-        teacher=teacher,
-        distillation=Distillation(weight=options.distill_weight, temperature=options.temperature),
-        run=run,
-        complete=complete,
+    windows: Any = reader.mixed(
+        options.data, options.steps * options.batch, weights=options.data_weights, seed=options.seed
     )
-    trainer.remove_callback(PrinterCallback)
-    first = 0 if last is None else step_of(last)
-    trainer.add_callback(Recorder(Curve(run, first=first), options, progress))
-    trainer.train(resume_from_checkpoint=None if last is None else str(last))
-
-
-def describe(folder: Path, tokenizer: PreTrainedTokenizerBase, source: Path) -> None:
-    """Put into `folder` what a model folder has beside config and weights."""
-    tokenizer.save_pretrained(folder)
-    for name in KEPT_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
-
-
-def healed_card(card: Path, healing: Healing) -> str:
-    """The model card of what was healed, if it has one, and how it was healed."""
-    options = healing.options
-    before = card.read_text("utf-8").rstrip() + "\n\n" if card.is_file() else ""
-    sources = ", ".join(Path(name).name if Path(name).is_file() else name for name in options.data)
-    taught = "" if options.teacher is None else f", following the predictions of `{options.teacher}`"
-    return f"""{before}## Healing
-
-Trained by `kvfold heal` for {healing.steps:,} steps, {healing.tokens:,} tokens of {sources}{taught}.
-Loss {healing.first_loss:.3f} to {healing.last_loss:.3f} nats per token (means over {healing.window:,} step(s) at
-either end). What stands above was measured before.
-"""
-
-
-def attention_modules(network: PreTrainedModel) -> list[nn.Module]:
-    """The attention of every layer, original or converted."""
-    config = network.config.base if isinstance(network.config, KvfoldConfig) else network.config
-    family = family_of(config)
-    return [
-        network.get_submodule(f"{family.layers}.{index}.{family.attention}")
-        for index in range(config.num_hidden_layers)
-    ]
-
-
-def _arguments(options: HealOptions, run: Path) -> TrainingArguments:
-    on_cpu = not torch.cuda.is_available()
-    recomputed: dict[str, Any] = {"gradient_checkpointing": True} if options.gradient_checkpointing else {}
-    return TrainingArguments(
-        output_dir=str(run),
-        max_steps=options.steps,
-        per_device_train_batch_size=options.batch // options.accumulate,
-        gradient_accumulation_steps=options.accumulate,
-        learning_rate=options.learning_rate,
-        lr_scheduler_type="warmup_stable_decay",
-        lr_scheduler_kwargs={"num_decay_steps": options.decay_steps, "decay_type": "1-sqrt"},
-        warmup_steps=options.warmup_steps,
-        weight_decay=options.weight_decay,
-        adam_beta2=0.95,
-        max_grad_norm=options.clip,
-        bf16=options.precision == "bfloat16" or (options.precision == "auto" and _fast_bf16(on_cpu)),
-        train_sampling_strategy="sequential",  # the windows are in order already
-        remove_unused_columns=False,
-        dataloader_pin_memory=not on_cpu,
-        save_steps=options.save_steps,
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=on_cpu,
-        seed=options.seed,
-        **recomputed,
-    )
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvfold" / "tokens"
-
-
-def _fast_bf16(on_cpu: bool) -> bool:
-    return has_fast_bf16() if on_cpu else torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-def _teacher(
-    options: HealOptions, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> PreTrainedModel | None:
+    held_out = None if options.held_out is None else reader.first(options.held_out, options.held_out_windows)
     if options.teacher is None:
-        return None
-    teacher, other = load_model(options.teacher)
-    if other.get_vocab() != tokenizer.get_vocab() or teacher.config.vocab_size != network.config.vocab_size:
-        raise CheckpointError(
-            f"the teacher {options.teacher} has another vocabulary than the model: it must have the same tokenizer."
+        return Material(windows=windows, held_out=held_out, teacher=None, goal=None)
+    teacher = load_teacher(options, network, tokenizer)
+    goal = None if held_out is None else loss_on(teacher, held_out)
+    if options.teacher_top_k:
+        windows = followed_windows(
+            teacher, windows, options, bf16=uses_bf16(options), cache=cache / "teachers", progress=progress
         )
-    return teacher.requires_grad_(False)
+        teacher = None
+    return Material(windows=windows, held_out=held_out, teacher=teacher, goal=goal)
 
 
-def _summary(run: Path, options: HealOptions, last: Path | None) -> Healing:
+def _stopped(run: Path, options: HealOptions, goal: float | None) -> str | None:
+    """Why the run has ended early, if it has."""
+    if not (run / HELD_OUT_FILE).exists():
+        return None
+    return reason_to_stop(read_curve(run, HELD_OUT_FILE), options, goal)
+
+
+def _healed(healing: Healing) -> str:
+    """How a model was healed, for its card."""
+    options = healing.options
+    sources = ", ".join(Path(name).name if Path(name).is_file() else name for name in options.data)
+    taught = "" if options.teacher is None else f", following `{options.teacher}`"
+    lines = [
+        f"Trained by `kvfold heal` for {healing.steps:,} steps, {healing.tokens:,} tokens of {sources}{taught}.",
+        f"What moved: {MOVED[options.trains]}.",
+        f"Loss {healing.first_loss:.3f} to {healing.last_loss:.3f} nats per token (means over {healing.window:,} "
+        "step(s) at either end).",
+    ]
+    if healing.held_out is not None:
+        lines.append("On a held-out text: {:.3f} to {:.3f}.".format(*healing.held_out))
+    if healing.stopped is not None:
+        lines.append(f"Stopped early: {healing.stopped}.")
+    return "\n".join([*lines, "What stands above was measured before."])
+
+
+def _summary(run: Path, options: HealOptions, last: Path | None, goal: float | None = None) -> Healing:
+    from kvfold.train.trainer import step_of
+
     rows = read_curve(run)
     window = max(len(rows) // 20, 1)
     first, end = ([row["loss"] for row in part] for part in (rows[:window], rows[-window:]))
+    measured = [row["loss"] for row in read_curve(run, HELD_OUT_FILE)] if (run / HELD_OUT_FILE).exists() else []
     return Healing(
         out=run,
         steps=len(rows),
@@ -240,7 +192,11 @@ def _summary(run: Path, options: HealOptions, last: Path | None) -> Healing:
         first_loss=sum(first) / window,
         last_loss=sum(end) / window,
         window=window,
+        held_out=(measured[0], measured[-1]) if measured else None,
+        goal=goal,
+        stopped=_stopped(run, options, goal) if len(rows) < options.steps else None,
         seconds=rows[-1]["seconds"],
+        cost=options.cost(rows[-1]["seconds"]),
         resumed_from=None if last is None else step_of(last),
         options=options,
     )

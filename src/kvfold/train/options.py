@@ -8,7 +8,7 @@ from typing import Any
 from kvfold.errors import OptionError
 from kvfold.registry import lookup
 
-TRAINS = ("attention", "all")
+TRAINS = ("attention", "all", "lora")
 PRECISIONS = ("auto", "float32", "bfloat16")
 
 
@@ -16,8 +16,8 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 class HealOptions:
     """Every choice of a training run that heals; also the keys of a recipe file.
 
-    The schedule and the optimiser are MHA2MLA's (arXiv 2502.14837): AdamW, a linear warm-up, a constant rate, and a
-    decay by 1 - sqrt to zero.
+    The schedule, the optimiser and their defaults are MHA2MLA's (arXiv 2502.14837), the steps as shares: AdamW, a
+    linear warm-up, a constant rate, and a decay by 1 - sqrt to zero.
 
     Args:
         data: text, Markdown, JSON Lines or Parquet files, and hub datasets (`name` or `name:configuration`).
@@ -32,13 +32,24 @@ class HealOptions:
         decay: share of the steps, the last ones, in which it falls.
         weight_decay: AdamW's.
         clip: largest norm of the gradient.
-        trains: `attention` (nothing else moves) or `all`.
+        trains: `all`, `attention` (nothing else moves) or `lora` (low-rank updates of it, merged when saved).
+        lora_rank: of these updates; their scaling is 2.
         teacher: model whose predictions are followed, too; its tokenizer must be the same.
         distill_weight: beta, what the divergence from the teacher counts beside the cross entropy.
         temperature: tau of both predictions in that divergence.
+        hidden_weight: gamma, what the distance from the teacher's hidden states counts.
+        teacher_top_k: keep only the teacher's k likeliest tokens, computed once and put on disk; 0 follows all of them
+            and runs the teacher in every step.
+        held_out: text on which the loss is measured while training, in `held_out_windows` sequences or as many as it
+            has, every `held_out_steps` steps.
+        patience: stop when the held-out loss has not fallen in so many measurements.
+        recover: stop when this share of the held-out loss between the start's and the teacher's is won back.
+        price_per_hour: of the machine in any currency, to show what a run has cost so far.
         precision: of matrix products; `auto` is bfloat16 where the hardware is fast at it. Weights are in fp32.
         gradient_checkpointing: keep fewer activations and compute them twice.
         save_steps: between checkpoints.
+        fsdp: shard over the processes of `torchrun` by FSDP2; the weights of each process are then a part.
+        deepspeed: DeepSpeed configuration (JSON) to shard by instead.
         seed: of the order of the sequences, and all else that is drawn.
     """
 
@@ -49,17 +60,28 @@ class HealOptions:
     batch: int = 8
     accumulate: int = 1
     sequence_length: int = 512
-    learning_rate: float = 5e-4
-    warmup: float = 0.05
-    decay: float = 0.2
-    weight_decay: float = 0.1
+    learning_rate: float = 1e-4
+    warmup: float = 0.1
+    decay: float = 1 / 6
+    weight_decay: float = 0.0
     clip: float = 1.0
     trains: str = "all"
+    lora_rank: int = 16
     teacher: str | None = None
     distill_weight: float = 1.0
     temperature: float = 1.0
+    hidden_weight: float = 0.0
+    teacher_top_k: int = 0
+    held_out: str | None = None
+    held_out_windows: int = 24
+    held_out_steps: int = 50
+    patience: int | None = None
+    recover: float | None = None
+    price_per_hour: float | None = None
     precision: str = "auto"
     gradient_checkpointing: bool = False
+    fsdp: bool = False
+    deepspeed: str | None = None
     save_steps: int = 50
     seed: int = 0
 
@@ -74,28 +96,54 @@ class HealOptions:
         for weight in self.data_weights:
             if not 0 < weight < inf:
                 raise OptionError(f"data_weights must be positive, finite numbers, got {weight!r}.")
-        for name in ("steps", "batch", "accumulate", "save_steps"):
-            if (value := getattr(self, name)) < 1:
-                raise OptionError(f"{name} must be 1 or more, got {value}.")
+        for name in ("steps", "batch", "accumulate", "save_steps", "lora_rank", "held_out_windows", "held_out_steps"):
+            self._check(name, self._value(name) >= 1, "1 or more")
         if self.batch % self.accumulate:
             raise OptionError(f"accumulate must divide batch, {self.batch}, got {self.accumulate}.")
-        if self.sequence_length < 2:
-            raise OptionError(f"sequence_length must be 2 or more, got {self.sequence_length}.")
+        self._check("sequence_length", self.sequence_length >= 2, "2 or more")
         for name in ("learning_rate", "clip", "temperature"):
-            if not 0 < (value := getattr(self, name)) < inf:
-                raise OptionError(f"{name} must be a positive number, got {value}.")
-        for name in ("weight_decay", "distill_weight"):
-            if not 0 <= (value := getattr(self, name)) < inf:
-                raise OptionError(f"{name} must be 0 or more, got {value}.")
+            self._check(name, 0 < self._value(name) < inf, "a positive number")
+        for name in ("weight_decay", "distill_weight", "hidden_weight", "teacher_top_k"):
+            self._check(name, 0 <= self._value(name) < inf, "0 or more")
         for name in ("warmup", "decay"):
-            if not 0 <= (value := getattr(self, name)) <= 1:
-                raise OptionError(f"{name} must be between 0 and 1, got {value}.")
+            self._check(name, 0 <= self._value(name) <= 1, "between 0 and 1")
         if self.warmup + self.decay > 1:
             raise OptionError(f"warmup and decay are {self.warmup} and {self.decay} of the steps: more than all.")
         lookup(dict.fromkeys(TRAINS), self.trains, "choice of what trains")
         lookup(dict.fromkeys(PRECISIONS), self.precision, "precision")
-        if not 0 <= self.seed < 2**32:
-            raise OptionError(f"seed must be between 0 and {2**32 - 1}, got {self.seed}.")
+        self._check("seed", 0 <= self.seed < 2**32, f"between 0 and {2**32 - 1}")
+        self._check_teacher()
+        self._check_stopping()
+        if self.fsdp and self.deepspeed:
+            raise OptionError("fsdp and deepspeed were both given: shard by one of them.")
+
+    def _check_teacher(self) -> None:
+        if self.teacher is None:
+            for name in ("hidden_weight", "teacher_top_k"):
+                if self._value(name):
+                    raise OptionError(f"{name} is about a teacher: name one with --teacher.")
+        elif self.teacher_top_k and self.hidden_weight:
+            raise OptionError("teacher_top_k keeps no hidden states: leave it out, or hidden_weight.")
+
+    def _check_stopping(self) -> None:
+        for name in ("patience", "recover"):
+            if self._value(name) is not None and self.held_out is None:
+                raise OptionError(f"{name} stops by the loss on a held-out text: name one with --held-out.")
+        if self.patience is not None:
+            self._check("patience", self.patience >= 1, "1 or more")
+        if self.recover is not None:
+            self._check("recover", 0 < self.recover <= 1, "above 0 and at most 1")
+            if self.teacher is None:
+                raise OptionError("recover is a share of the way to a teacher's loss: name one with --teacher.")
+        if self.price_per_hour is not None:
+            self._check("price_per_hour", 0 <= self.price_per_hour < inf, "0 or more")
+
+    def _value(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def _check(self, name: str, fits: bool, wanted: str) -> None:
+        if not fits:
+            raise OptionError(f"{name} must be {wanted}, got {self._value(name)}.")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "HealOptions":
@@ -120,3 +168,12 @@ class HealOptions:
     @property
     def decay_steps(self) -> int:
         return round(self.decay * self.steps)
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens per step."""
+        return self.batch * self.sequence_length
+
+    def cost(self, seconds: float) -> float | None:
+        """What so much time costs; None where no price is given."""
+        return None if self.price_per_hour is None else self.price_per_hour * seconds / 3600

@@ -1,13 +1,16 @@
 """The Hugging Face Trainer with our loss, and with checkpoints that are whole or not there."""
 
+import contextlib
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -15,11 +18,13 @@ from kvfold.checkpoint import new_folder
 from kvfold.errors import TrainingError
 from kvfold.train.curve import Curve
 from kvfold.train.data import Progress
-from kvfold.train.loss import Distillation, heal_loss
+from kvfold.train.lora import adapter, merged
+from kvfold.train.loss import Distillation, FullPredictions, Predictions, TopPredictions, heal_loss, hidden_loss
 from kvfold.train.options import HealOptions
 
 KEPT_CHECKPOINTS = 2
 CHECKPOINT = "checkpoint"
+ADAPTER_FILE = "lora.safetensors"
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -33,12 +38,13 @@ def step_of(checkpoint: Path) -> int:
 
 
 class HealTrainer(Trainer):
-    """Trains on `heal_loss`.
+    """Trains on `heal_loss`, and measures the cross entropy alone.
 
     Args:
         run: the folder of the run, where checkpoints are put.
         complete: called with each checkpoint's folder before that is put in place, to write what else belongs there.
-        teacher: the network whose predictions are followed, or None.
+        teacher: the network that is followed, or None.
+        lora: whether the network has low-rank updates, which are then saved merged, and by themselves to go on from.
     """
 
     def __init__(
@@ -46,26 +52,64 @@ class HealTrainer(Trainer):
         *,
         run: Path,
         complete: Callable[[Path], None],
+        distillation: Distillation,
         teacher: nn.Module | None = None,
-        distillation: Distillation | None = None,
+        lora: bool = False,
         **arguments: Any,
     ) -> None:
         super().__init__(compute_loss_func=self._loss, **arguments)
-        self._complete, self._distillation = complete, distillation
+        self._complete, self._distillation, self._lora = complete, distillation, lora
         self._teacher = None if teacher is None else teacher.to(self.args.device)
-        self._followed: Tensor | None = None
+        self._predictions: Predictions | None = None
+        self._states: tuple[Tensor, ...] | None = None
         self._run = self._place = run
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **options: Any) -> Any:
-        """The teacher looks at the batch first."""
-        if self._teacher is not None:
-            seen = {name: value for name, value in inputs.items() if name != "labels"}
+        """The teacher looks at the batch first, unless this is a measurement."""
+        top = [inputs.pop(name, None) for name in ("top_tokens", "top_log_p")]
+        self._predictions, self._states = None, None
+        inputs = inputs | {"use_cache": False}
+        if model.training and top[0] is not None:
+            self._predictions = TopPredictions(*top)
+        elif model.training and self._teacher is not None:
+            inputs["output_hidden_states"] = self._distillation.hidden_weight > 0
             with torch.no_grad():
-                self._followed = self._teacher(**seen).logits
+                taught = self._teacher(**{name: value for name, value in inputs.items() if name != "labels"})
+            self._predictions, self._states = FullPredictions(taught.logits), taught.hidden_states
         return super().compute_loss(model, inputs, *arguments, **options)
 
     def _loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        return heal_loss(outputs.logits, labels, num_items_in_batch, self._followed, self._distillation)
+        loss = heal_loss(outputs.logits, labels, num_items_in_batch, self._predictions, self._distillation)
+        if self._states is not None:
+            # The first are the embeddings of the tokens.
+            distance = hidden_loss(outputs.hidden_states[1:], self._states[1:], labels, num_items_in_batch)
+            loss = loss + self._distillation.hidden_weight * distance
+        return loss
+
+    @property
+    def _network(self) -> nn.Module:
+        assert self.model is not None
+        return self.model
+
+    def model_state(self) -> dict[str, Tensor]:
+        """The state dict of the whole network without low-rank updates; all processes must ask for it."""
+        state: Any = self.accelerator.get_state_dict(self.model_wrapped)
+        return merged(state) if self._lora else state
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        if self._lora and self.args.should_save:
+            state = self._network.state_dict() if state_dict is None else state_dict
+            state_dict = merged(state)
+            super()._save(output_dir, state_dict)
+            save_file(adapter(state), Path(str(output_dir)) / ADAPTER_FILE)
+        else:
+            super()._save(output_dir, state_dict)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self._lora and not self.is_fsdp_enabled:
+            self._network.load_state_dict(load_file(Path(resume_from_checkpoint) / ADAPTER_FILE), strict=False)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._place)
@@ -73,28 +117,39 @@ class HealTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """All of the checkpoint beside its place, then renamed; only then is the oldest one removed."""
         name = f"{CHECKPOINT}-{self.state.global_step}"
-        with new_folder(self._run / name) as partial:
+        with self._shared_folder(self._run / name) as partial:
             self._place = partial
             try:
                 super()._save_checkpoint(model, trial)
             finally:
                 self._place = self._run
-            inner = partial / name
-            self._complete(inner)
-            for path in list(inner.iterdir()):
-                path.rename(partial / path.name)
-            inner.rmdir()
-        for old in checkpoints(self._run)[:-KEPT_CHECKPOINTS]:
-            shutil.rmtree(old, ignore_errors=True)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                inner = partial / name
+                self._complete(inner)
+                for path in list(inner.iterdir()):
+                    path.rename(partial / path.name)
+                inner.rmdir()
+        if self.args.should_save:
+            for old in checkpoints(self._run)[:-KEPT_CHECKPOINTS]:
+                shutil.rmtree(old, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _shared_folder(self, place: Path) -> Iterator[Path]:
+        """`new_folder` of the first process, which the others write to, too."""
+        with new_folder(place) if self.args.should_save else contextlib.nullcontext() as partial:
+            shared: list[Any] = [partial]
+            broadcast_object_list(shared)
+            yield shared[0]
 
 
 class Recorder(TrainerCallback):
     """Writes every step to the curve, and tells how far the run is."""
 
     def __init__(self, curve: Curve, options: HealOptions, progress: Progress) -> None:
-        self._curve, self._progress = curve, progress
-        self._tokens = options.batch * options.sequence_length
-        self._began = time.perf_counter()
+        self._curve, self._options, self._progress = curve, options, progress
+        before = curve.rows[-1]["seconds"] if curve.rows else 0.0
+        self._began = time.perf_counter() - before
 
     def on_log(
         self, args: TrainingArguments, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any
@@ -106,9 +161,11 @@ class Recorder(TrainerCallback):
         """
         if logs is None or "loss" not in logs:
             return
-        step = state.global_step
+        step, seconds = state.global_step, time.perf_counter() - self._began
         if not math.isfinite(logs["loss"]):
             raise TrainingError(f"the loss is {logs['loss']} at step {step}: lower the learning rate.")
-        row = {"step": step, "tokens": step * self._tokens, "loss": logs["loss"], "rate": logs["learning_rate"]}
-        self._curve.add(row | {"seconds": round(time.perf_counter() - self._began, 3)})
-        self._progress("healing", step, state.max_steps)
+        row = {"step": step, "tokens": step * self._options.step_tokens, "loss": logs["loss"]}
+        self._curve.add(row | {"rate": logs["learning_rate"], "seconds": round(seconds, 3)})
+        cost = self._options.cost(seconds)
+        words = [f"loss {row['loss']:.3f}", f"{row['tokens']:,} tokens", "" if cost is None else f"cost {cost:.2f}"]
+        self._progress("healing", step, state.max_steps, ", ".join(filter(None, words)))
