@@ -71,6 +71,7 @@ def rotary() -> str:
     """Folds of one pass at equal budgets, and the nats that they lose."""
     rows = rows_of("best_start")
     chosen = [name for name in rows if name.endswith("%") and not name.startswith(WHOLE)]
+    chosen.sort(key=lambda name: _by_method_and_cache(name)[1])
     cells = [(name, *_ratios(rows, name), f"{loss(rows, name):.3f}") for name in chosen]
     return markdown(("one shot, cache kept", *TEXTS, "nats lost, mean"), cells)
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from jsonargparse import ArgumentError, Namespace
 
-from kvfold.cli import convert, demo, evaluate, generate, heal, inspect, plan, verify
+from kvfold.cli import convert, demo, evaluate, generate, heal, inspect, plan, plot, verify
 from kvfold.cli.command import Command
 from kvfold.cli.mistakes import one_line
 from kvfold.cli.progress import Progress, Reporter
@@ -22,6 +22,7 @@ COMMANDS: dict[str, Command] = {
     "plan": plan.COMMAND,
     "convert": convert.COMMAND,
     "heal": heal.COMMAND,
+    "plot": plot.COMMAND,
     "verify": verify.COMMAND,
     "evaluate": evaluate.COMMAND,
     "generate": generate.COMMAND,

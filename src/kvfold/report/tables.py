@@ -128,6 +128,18 @@ def show_healing(result: Record) -> None:
     _show(f"{result['out']}/model", _facts(facts))
 
 
+def show_curves(result: Record) -> None:
+    """Print where each curve of a figure begins and ends, and the files of the figure."""
+    panels = len({curve["panel"] for curve in result["curves"]}) > 1
+    table = _table(Column("", no_wrap=True), *map(_right, (result["axis"], "first loss", "last loss")))
+    for curve in result["curves"]:
+        name = f"{curve['panel']}: {curve['name']}" if panels else curve["name"]
+        ends = [f"{curve[key]:.3f}" for key in ("first_loss", "last_loss")]
+        table.add_row(name, f"{curve[result['axis']]:,}", *ends)
+    _show("losses in nats per token", table)
+    print(f"\nfigure: {', '.join(result['files'])}")
+
+
 def show_demo(result: Record) -> None:
     """Print the rows of the demo (see `render_demo` for their keys), the ratios being to the first row."""
     columns = ("elements", "bytes", "cache %", "perplexity", "tokens/s")

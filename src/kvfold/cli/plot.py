@@ -1,0 +1,127 @@
+"""`kvfold plot`: the loss curves of training runs over each other."""
+
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from kvfold.cli.command import Command, Result
+from kvfold.cli.progress import Progress
+from kvfold.errors import OptionError, TextError
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        type=str,
+        help="folders of kvfold heal, or NAME=FOLDER for another name in the legend; or one .yaml file with panels",
+    )
+    parser.add_argument(
+        "--out", nargs="+", type=str, metavar="FILE", help="one or more .png, .svg or .html files (default: losses.png)"
+    )
+    parser.add_argument("--title", type=str, metavar="TEXT", default="", help="of the panel")
+    parser.add_argument(
+        "--held-out", action="store_true", help="draw the losses on the held-out text instead of the training's"
+    )
+    parser.add_argument("--x", type=str, metavar="AXIS", default="step", help="step or tokens (default: step)")
+    parser.add_argument(
+        "--smooth", type=float, metavar="F", help="share of the points in one mean (default: 0.02; 0: none)"
+    )
+
+
+def run(options: Namespace, progress: Progress) -> Result:
+    from kvfold.registry import lookup
+    from kvfold.report.losses import AXES, SMOOTH, draw_losses, ends
+    from kvfold.train.curve import CURVE_FILE
+    from kvfold.train.held_out import HELD_OUT_FILE
+
+    lookup(AXES, options.x, "axis")
+    share = (0.0 if options.held_out else SMOOTH) if options.smooth is None else options.smooth
+    if not 0 <= share <= 1:
+        raise OptionError(f"--smooth must be between 0 and 1, got {share}.")
+    file = HELD_OUT_FILE if options.held_out else CURVE_FILE
+    panels = [
+        {"title": title, "curves": [_curve(name, folder, file, options.x) for name, folder in runs.items()]}
+        for title, runs in _panels(options.runs, options.title).items()
+    ]
+    paths = [str(Path(path).expanduser()) for path in options.out or ["losses.png"]]
+    draw_losses({"panels": panels, "axis": options.x, "smooth": share}, paths)
+    rows = []
+    for panel in panels:
+        for curve in panel["curves"]:
+            first, last = ends(curve["losses"], share)
+            facts = {options.x: curve["x"][-1], "first_loss": first, "last_loss": last}
+            rows.append({"panel": panel["title"], "name": curve["name"]} | facts)
+    return {"curves": rows, "axis": options.x, "files": paths}
+
+
+def _panels(runs: list[str], title: str) -> dict[str, dict[str, Path]]:
+    """Folders by name of the curve, by title of the panel."""
+    if len(runs) == 1 and runs[0].endswith((".yaml", ".yml")):
+        return _panels_of_file(Path(runs[0]).expanduser())
+    named: dict[str, Path] = {}
+    for run in runs:
+        name, sign, folder = run.rpartition("=")  # names may have one, too: d_kv=16=runs/16
+        path = Path(folder).expanduser()
+        name = name if sign else path.resolve().name
+        if name in named:
+            raise OptionError(f"two runs are called {name}: give one of them another name, NAME={path}.")
+        named[name] = path
+    return {title: named}
+
+
+def _panels_of_file(path: Path) -> dict[str, dict[str, Path]]:
+    """Panels of a YAML file; its folders are relative to it."""
+    import yaml
+
+    try:
+        content: Any = yaml.safe_load(path.read_text("utf-8"))
+        return {
+            str(title): {str(name): path.parent / folder for name, folder in runs.items()}
+            for title, runs in content.items()
+            if runs or _no_runs(path, title)
+        }
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TextError(f"cannot read the figure {path}: {' '.join(str(error).split())}") from error
+    except (AttributeError, TypeError) as error:
+        raise OptionError(f"{path} must hold titles of panels with NAME: FOLDER lines below each.") from error
+
+
+def _no_runs(path: Path, title: str) -> bool:
+    raise OptionError(f"{path}: the panel {title!r} has no runs.")
+
+
+def _curve(name: str, folder: Path, file: str, axis: str) -> dict[str, Any]:
+    from kvfold.train.curve import read_curve
+
+    rows = read_curve(folder, file)
+    if not rows:
+        raise TextError(f"the run {folder} has no step yet: draw it later.")
+    return {"name": name, "x": [row[axis] for row in rows], "losses": [row["loss"] for row in rows]}
+
+
+def show(result: Result) -> None:
+    from kvfold.report.tables import show_curves
+
+    show_curves(result)
+
+
+COMMAND = Command(
+    name="plot",
+    summary="draw the losses of training runs over each other",
+    usage="RUN [RUN ...] [--out FILE ...] [options]",
+    description=(
+        "Draw the losses of runs of kvfold heal: the first one, which the others are held against, in black, noise "
+        "faint under smoothed curves. For several panels give a .yaml file with NAME: FOLDER lines below each title."
+    ),
+    example=(
+        "kvfold plot baseline healed --out losses.png losses.html\n"
+        'kvfold plot "no conversion=runs/base" "d_kv=16=runs/16" --title "GQA2MLA: SmolLM2-135M" --x tokens\n'
+        "kvfold plot figure1.yaml --out figure1.svg"
+    ),
+    add_arguments=add_arguments,
+    run=run,
+    show=show,
+)

@@ -1,0 +1,130 @@
+"""Loss curves of training runs over each other, in one panel or several."""
+
+import io
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from kvfold.checkpoint import write_bytes
+from kvfold.registry import lookup
+from kvfold.report.figures import GRID, INK, MUTED, PAPER, STYLE, svg
+
+Record = Mapping[str, Any]
+
+LINES = (INK, "#45217c", "#9a78d6", "#e06ca3", "#0f8b8d", "#c9781b", "#4f6d1e")
+"""Of the curves in their order: the first one is what the others are held against."""
+FORMATS = (".png", ".svg", ".html")
+AXES = {"step": "#Step", "tokens": "training tokens"}
+SMOOTH = 0.02
+"""Share of the points that one point of a smoothed curve is a mean of."""
+SETTLED = 0.1
+"""Share of a curve after which its loss must be inside the panel."""
+NEAR = 2.0
+"""A start that is not so many times as far up is shown, too."""
+SMALL = 9.0
+
+
+def draw_losses(record: Record, paths: Sequence[str | Path]) -> None:
+    """Write the figure to each path, in the format of its suffix (`.png`, `.svg`, `.html`).
+
+    Args:
+        record: as of `losses_figure`.
+
+    Raises:
+        OutputError: a file cannot be written.
+        UnknownNameError: no such format.
+    """
+    for path in map(Path, paths):
+        lookup(dict.fromkeys(FORMATS), path.suffix, "suffix of a figure")
+    figure = losses_figure(record)
+    style: dict[Any, Any] = STYLE | {"svg.fonttype": "path"}
+    for path in map(Path, paths):
+        buffer = io.BytesIO()
+        if path.suffix == ".html":
+            buffer.write(_page(record, figure).encode())
+        else:
+            options: dict[str, Any] = {"dpi": 200} if path.suffix == ".png" else {"metadata": {"Date": None}}
+            with matplotlib.rc_context(style):
+                figure.savefig(buffer, format=path.suffix[1:], facecolor=PAPER, **options)
+        write_bytes(path, buffer.getvalue())
+
+
+def losses_figure(record: Record) -> Figure:
+    """Noise faint, the smoothed curve over it; the legend in the upper right corner.
+
+    Args:
+        record: JSON-able, with the keys
+            `panels`: dicts of `title` and `curves`, from top to bottom; a curve has a `name`, `x` and the `losses`
+            there (nats per token);
+            `axis`: what `x` is: `step` or `tokens`;
+            `smooth`: share of the points in one mean, see `smoothed`.
+    """
+    panels = record["panels"]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 0.5 + 3.1 * len(panels)), layout="constrained")
+        for place, panel in enumerate(panels, start=1):
+            axes = figure.add_subplot(len(panels), 1, place)
+            _draw_panel(axes, panel, record["smooth"])
+            axes.set_xlabel(AXES[record["axis"]])
+    return figure
+
+
+def smoothed(losses: Sequence[float], share: float) -> np.ndarray:
+    """Means over a window of `share` of the points around each, or what there is of it towards the ends."""
+    values = np.asarray(losses, dtype=float)
+    sums = np.concatenate(([0.0], values.cumsum()))
+    places, reach = np.arange(len(values)), round(share * len(values) / 2)
+    first, behind = np.maximum(places - reach, 0), np.minimum(places + reach + 1, len(values))
+    return (sums[behind] - sums[first]) / (behind - first)
+
+
+def ends(losses: Sequence[float], share: float) -> tuple[float, float]:
+    """The means over the first and the last `share` of the points."""
+    count = max(round(share * len(losses)), 1)
+    return float(np.mean(losses[:count])), float(np.mean(losses[-count:]))
+
+
+def _draw_panel(axes: Axes, panel: Record, smooth: float) -> None:
+    curves = [(curve, smoothed(curve["losses"], smooth)) for curve in panel["curves"]]
+    for (curve, means), colour in zip(curves, cycle(LINES), strict=False):
+        axes.plot(curve["x"], curve["losses"], color=colour, linewidth=0.6, alpha=0.22)
+        axes.plot(curve["x"], means, color=colour, linewidth=1.7, label=curve["name"])
+    bottom, top = _limits([(np.asarray(curve["losses"]), means) for curve, means in curves])
+    axes.set(xlim=(0, max(curve["x"][-1] for curve, _ in curves)), ylim=(bottom, top), ylabel="Loss")
+    axes.set_title(panel["title"], loc="left", fontsize=10.5, color=MUTED)
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.legend(loc="upper right", frameon=True, framealpha=0.85, edgecolor="none", facecolor=PAPER, fontsize=SMALL)
+    if above := [curve["losses"][0] for curve, _ in curves if curve["losses"][0] > top]:
+        axes.set_title(f"{len(above)} start above, up to {max(above):.1f}", loc="right", fontsize=SMALL, color=MUTED)
+
+
+def _limits(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float]:
+    """Ends of the axis: from below all noise to what the highest curve has come down to soon after its start."""
+    low = min(np.percentile(losses, 1) for losses, _ in curves)
+    settled = max(means[int(SETTLED * len(means)) :].max() for _, means in curves)
+    near = low + NEAR * (settled - low)
+    high = max([settled, *(means.max() for _, means in curves if means.max() <= near)])
+    room = 0.08 * (high - low) or 0.1
+    return float(low - room), float(high + 2 * room)
+
+
+def _page(record: Record, figure: Figure) -> str:
+    drawn = svg(figure)
+    for place, colour in enumerate(LINES[1:], start=1):
+        drawn = drawn.replace(colour, f"var(--line-{place})")
+    environment = Environment(
+        loader=PackageLoader("kvfold.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("losses.html.j2").render(record=record, figure=Markup(drawn))

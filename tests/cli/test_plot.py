@@ -1,0 +1,63 @@
+"""`kvfold plot`: runs, names, panels and mistakes."""
+
+import json
+
+import pytest
+
+from kvfold.cli import main as cli
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, start in (("base", 3.0), ("healed", 8.0), ("empty", None)):
+        (tmp_path / name).mkdir()
+        rows = (
+            [{"step": step, "tokens": 64 * step, "loss": 2.5 + start / step} for step in range(1, 60)] if start else []
+        )
+        for file in ("curve.jsonl", "held_out.jsonl"):
+            (tmp_path / name / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_runs_are_drawn_and_told(runs, capsys):
+    assert cli.main(["plot", "base", "d_kv=8=healed", "--x", "tokens", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in result["curves"]] == ["base", "d_kv=8"]
+    assert result["curves"][1]["tokens"] == 59 * 64 and result["curves"][1]["first_loss"] == 10.5
+    assert (runs / "losses.png").stat().st_size > 10_000
+    assert cli.main(["plot", "base", "--held-out", "--out", "a.svg", "b.html"]) == 0
+    assert "figure: a.svg, b.html" in capsys.readouterr().out
+    assert sorted(path.name for path in runs.iterdir() if path.is_file()) == ["a.svg", "b.html", "losses.png"]
+
+
+def test_panels_come_from_a_file(runs, capsys):
+    (runs / "figures").mkdir()
+    panels = "MHA:\n  baseline: ../base\n  d_kv=8: ../healed\nGQA:\n  baseline: ../base\n"
+    (runs / "figures" / "one.yaml").write_text(panels)
+    assert cli.main(["plot", "figures/one.yaml"]) == 0
+    assert "MHA: d_kv=8" in capsys.readouterr().out
+
+
+MISTAKES = {
+    "gone": (["gone"], "cannot read the curve gone/curve.jsonl"),
+    "empty": (["empty"], "the run empty has no step yet"),
+    "twice": (["base", "base"], "two runs are called base"),
+    "axis": (["base", "--x", "hours"], "tokens"),
+    "format": (["base", "--out", "a.pdf"], ".svg"),
+    "smooth": (["base", "--smooth", "2"], "--smooth must be between 0 and 1, got 2.0."),
+    "place": (["base", "--out", "gone/a.png"], "cannot write gone/a.png"),
+    "no file": (["gone.yaml"], "cannot read the figure gone.yaml"),
+    "no panels": (["list.yaml"], "must hold titles of panels"),
+    "no runs": (["none.yaml"], "the panel 'a' has no runs"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_one_line(name, runs, capsys):
+    (runs / "list.yaml").write_text("- a\n")
+    (runs / "none.yaml").write_text("a:\n")
+    arguments, expected = MISTAKES[name]
+    assert cli.main(["plot", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert expected in error and error.count("\n") == 1 and "Traceback" not in error
