@@ -1,5 +1,6 @@
 """Tiny models to heal, and text for them."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,13 +29,20 @@ def _tokens_are_kept_here(tmp_path, monkeypatch) -> None:
 
 
 @pytest.fixture
-def original(tmp_path, tokenizer, randomise) -> Path:
+def save_llama(tmp_path, tokenizer, randomise) -> Callable[..., Path]:
+    def save(name: str, **changes: int) -> Path:
+        config = AutoConfig.for_model("llama", **SIZES | changes)
+        randomise(AutoModelForCausalLM.from_config(config)).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        return tmp_path / name
+
+    return save
+
+
+@pytest.fixture
+def original(save_llama) -> Path:
     """A Llama with two KV heads."""
-    folder = tmp_path / "original"
-    config = AutoConfig.for_model("llama", **SIZES)
-    randomise(AutoModelForCausalLM.from_config(config)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_llama("original")
 
 
 @pytest.fixture

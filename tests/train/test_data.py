@@ -21,11 +21,10 @@ def windows(tokenizer, tmp_path):
             tokenizer=tokenizer,
             vocabulary=vocabulary,
             length=8,
-            column=column,
             cache=tmp_path / "cache",
             progress=lambda *_: None,
         )
-        return reader.mixed([str(name) for name in data], windows, **options)
+        return reader.mixed({str(name): column for name in data}, windows, **options)
 
     return build
 

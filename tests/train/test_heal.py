@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -110,6 +111,17 @@ MISTAKES = {
     "missing": ({"data": "gone.txt"}, "cannot read text file gone.txt: No such file or directory."),
     "missing table": ({"data": "gone.jsonl"}, "training data gone.jsonl does not exist: give the path of a file."),
     "twice": ({"data": ("a", "a")}, "data names a source twice: name it once, with a larger weight."),
+    "columns": ({"data": ("a", "b", "c"), "column": ("text", "body")}, "2 columns for 3 sources"),
+    "share alike": ({"accumulate": 4, "batch": 6}, "accumulate must divide batch, 6, got 4."),
+    "low rank": ({"lora_rank": 0}, "lora_rank must be 1 or more, got 0."),
+    "no teacher": ({"teacher_top_k": 4}, "teacher_top_k is about a teacher: name one with --teacher."),
+    "no states": ({"teacher": "a", "teacher_top_k": 4, "hidden_weight": 1.0}, "teacher_top_k keeps no hidden states"),
+    "no text": ({"patience": 2}, "patience stops by the loss on a held-out text: name one with --held-out."),
+    "no goal": ({"held_out": "a", "recover": 0.5}, "recover is a share of the way to a teacher's loss"),
+    "too much": ({"held_out": "a", "teacher": "a", "recover": 2.0}, "recover must be above 0 and at most 1, got 2.0."),
+    "price": ({"price_per_hour": -1.0}, "price_per_hour must be 0 or more, got -1.0."),
+    "both": ({"fsdp": True, "deepspeed": "a.json"}, "fsdp and deepspeed were both given"),
+    "no GPU": ({"fsdp": True}, "shard over GPUs, of which PyTorch sees none"),
     "too long": ({"sequence_length": 1000}, "has 600 tokens, one sequence takes 1000"),
     "warm-up": ({"warmup": 0.7, "decay": 0.5}, "warmup and decay are 0.7 and 0.5 of the steps: more than all."),
     "rate": ({"learning_rate": 0.0}, "learning_rate must be a positive number, got 0.0."),
@@ -243,3 +255,23 @@ def test_a_run_stops_early_and_stays_stopped(converted, original, options, text,
     assert again.steps == whole.steps and again.stopped == whole.stopped
     expected = weights_of(tmp_path / "before")
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(again.out / "model").items())
+
+
+def test_a_teacher_must_fit(converted, options, save_llama, tokenizer, tmp_path, one_line):
+    other = save_llama("other", hidden_size=16)
+    with pytest.raises(KvfoldError) as error:
+        heal(converted, tmp_path / "run", **options | {"teacher": str(other), "hidden_weight": 1.0})
+    assert "has 2 layers of width 16, the model 2 of 32: hidden_weight needs the same." in one_line(error)
+    tokenizer.add_tokens("new")
+    tokenizer.save_pretrained(other)
+    with pytest.raises(KvfoldError) as error:
+        heal(converted, tmp_path / "run", **options | {"teacher": str(other)})
+    assert "has another vocabulary than the model" in one_line(error)
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_room_for_a_teachers_tokens_is_told_before_it_is_asked(original, converted, options, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(KvfoldError, match="take a smaller teacher_top_k"):
+        heal(converted, tmp_path / "run", **options | {"teacher": str(original), "teacher_top_k": 8})
+    assert not list((tmp_path / "cache" / "kvfold" / "teachers").iterdir())

@@ -43,7 +43,10 @@ def _add_data(parser: ArgumentParser) -> None:
         help="one positive number for each, its share of the sequences (default: all alike)",
     )
     data.add_argument(
-        "--column", type=str, metavar="NAME", help="of the text in tables (default: text, or chats in messages)"
+        "--column",
+        nargs="+",
+        metavar="NAME",
+        help="of the text in tables, one for all or one for each (default: text, or chats in messages)",
     )
     data.add_argument("--sequence-length", type=int, metavar="N", help="tokens per sequence (default: 512)")
     data.add_argument("--seed", type=int, metavar="N", help="of the order of the sequences (default: 0)")

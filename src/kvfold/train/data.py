@@ -8,7 +8,7 @@ each other, and no document is asked to predict the next one's first token.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -98,7 +98,6 @@ class WindowReader:
     Args:
         tokenizer: of the model; `vocabulary` is the number of its embeddings.
         length: tokens per window.
-        column: of the text in tables; None takes `text`, or `messages` by the tokenizer's chat template.
         cache: folder where tokens are kept; a source that is there is not read again.
 
     Sources are files and hub datasets: `name`, or `name:configuration` where a dataset has several; split `train`.
@@ -111,16 +110,22 @@ class WindowReader:
     tokenizer: PreTrainedTokenizerBase
     vocabulary: int
     length: int
-    column: str | None
     cache: Path
     progress: Progress
 
     def mixed(
-        self, data: Sequence[str], windows: int, *, weights: Sequence[float] = (), seed: int = 0
+        self,
+        data: Mapping[str, str | None],
+        windows: int,
+        *,
+        weights: Sequence[float] = (),
+        seed: int = 0,
     ) -> PackedWindows:
         """`windows` windows of all sources in `data`.
 
         Args:
+            data: sources, with the column of the text in tables; None takes `text`, or `messages` by the tokenizer's
+                chat template.
             weights: one positive number per source, its share of the windows; empty weighs all alike.
         """
         if windows < len(data):
@@ -128,19 +133,19 @@ class WindowReader:
                 f"{windows} sequences cannot be shared by {len(data)} data sources: train for more steps."
             )
         counts = share_windows(windows, weights or [1.0] * len(data))
-        sources = [self._source(name, count) for name, count in zip(data, counts, strict=True)]
+        sources = [
+            self._source(name, count, column) for (name, column), count in zip(data.items(), counts, strict=True)
+        ]
         return PackedWindows(sources, counts, self.length, seed)
 
     def first(self, name: str, most: int) -> PackedWindows:
         """The first windows of one source, `most` or as many as it has."""
-        source = self._source(name, most)
+        source = self._source(name, most, None)
         return PackedWindows([source], [min(most, len(source.ids) // self.length)], self.length, seed=0)
 
-    def _source(self, name: str, windows: int) -> Packed:
+    def _source(self, name: str, windows: int, column: str | None) -> Packed:
         most = windows * self.length
-        source = tokens_of(
-            name, self.tokenizer, most=most, column=self.column, cache=self.cache, progress=self.progress
-        )
+        source = tokens_of(name, self.tokenizer, most=most, column=column, cache=self.cache, progress=self.progress)
         if len(source.ids) < self.length:
             raise TextError(
                 f"{name} has {len(source.ids)} tokens, one sequence takes {self.length}: "

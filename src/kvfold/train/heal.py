@@ -133,13 +133,11 @@ def _gather(
         tokenizer=tokenizer,
         vocabulary=network.config.vocab_size,
         length=options.sequence_length,
-        column=options.column,
         cache=cache / "tokens",
         progress=progress,
     )
-    windows: Any = reader.mixed(
-        options.data, options.steps * options.batch, weights=options.data_weights, seed=options.seed
-    )
+    sources = dict(zip(options.data, options.columns, strict=True))
+    windows: Any = reader.mixed(sources, options.steps * options.batch, weights=options.data_weights, seed=options.seed)
     held_out = None if options.held_out is None else reader.first(options.held_out, options.held_out_windows)
     if options.teacher is None:
         return Material(windows=windows, held_out=held_out, teacher=None, goal=None)

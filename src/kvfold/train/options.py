@@ -22,7 +22,8 @@ class HealOptions:
     Args:
         data: text, Markdown, JSON Lines or Parquet files, and hub datasets (`name` or `name:configuration`).
         data_weights: one positive number per entry of `data`, its share of the sequences; empty weighs all alike.
-        column: of the text in tables; None takes `text`, or `messages` (chats) by the tokenizer's template.
+        column: of the text in tables, one for all of `data` or one for each; empty takes `text`, or `messages` (chats)
+            by the tokenizer's template.
         steps: optimiser steps.
         batch: sequences per step.
         accumulate: forward passes per step, which share `batch`; more take less memory.
@@ -55,7 +56,7 @@ class HealOptions:
 
     data: tuple[str, ...]
     data_weights: tuple[float, ...] = ()
-    column: str | None = None
+    column: tuple[str, ...] = ()
     steps: int = 200
     batch: int = 8
     accumulate: int = 1
@@ -93,6 +94,10 @@ class HealOptions:
             raise OptionError("data names a source twice: name it once, with a larger weight.")
         if self.data_weights and len(self.data_weights) != len(self.data):
             raise OptionError(f"{len(self.data_weights)} data_weights for {len(self.data)} sources: give one each.")
+        if len(self.column) > 1 and len(self.column) != len(self.data):
+            raise OptionError(
+                f"{len(self.column)} columns for {len(self.data)} sources: give one for all, or one each."
+            )
         for weight in self.data_weights:
             if not 0 < weight < inf:
                 raise OptionError(f"data_weights must be positive, finite numbers, got {weight!r}.")
@@ -152,9 +157,9 @@ class HealOptions:
         for key in values:
             lookup(known, key, "option")
         values = {"data": ()} | values
-        if isinstance(values["data"], (str, Path)):
-            values["data"] = (values["data"],)
-        values["data"] = tuple(map(str, values["data"]))
+        for name in ("data", "column"):
+            given = values.get(name) or ()
+            values[name] = (str(given),) if isinstance(given, (str, Path)) else tuple(map(str, given))
         values["data_weights"] = tuple(map(float, values.get("data_weights") or ()))
         return cls(**values)
 
@@ -168,6 +173,11 @@ class HealOptions:
     @property
     def decay_steps(self) -> int:
         return round(self.decay * self.steps)
+
+    @property
+    def columns(self) -> tuple[str | None, ...]:
+        """Of each source."""
+        return (*self.column,) if len(self.column) == len(self.data) else (self.column or (None,)) * len(self.data)
 
     @property
     def step_tokens(self) -> int:
