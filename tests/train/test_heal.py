@@ -75,7 +75,7 @@ def test_a_finished_run_is_not_run_again(converted, options, tmp_path):
     run = tmp_path / "run"
     first = heal(converted, run, **options)
     again = heal(converted, run, resume=True, progress=killed_at(1), **options)
-    assert again.last_loss == first.last_loss
+    assert again == first
 
 
 def test_only_attention_moves_if_asked(converted, options, tmp_path):
@@ -275,3 +275,14 @@ def test_no_room_for_a_teachers_tokens_is_told_before_it_is_asked(original, conv
     with pytest.raises(KvfoldError, match="take a smaller teacher_top_k"):
         heal(converted, tmp_path / "run", **options | {"teacher": str(original), "teacher_top_k": 8})
     assert not list((tmp_path / "cache" / "kvfold" / "teachers").iterdir())
+
+
+def test_two_runs_cannot_write_the_same_folder(converted, options, tmp_path, one_line):
+    def second(stage, done, total, note):
+        if stage == "healing" and done == 2:
+            with pytest.raises(KvfoldError) as error:
+                heal(converted, tmp_path / "run", overwrite=True, **options)
+            assert "another process is writing" in one_line(error)
+
+    heal(converted, tmp_path / "run", progress=second, **options)
+    assert len(losses(tmp_path / "run")) == 8 and not list(tmp_path.glob(".run*"))

@@ -10,6 +10,7 @@ from kvfold.checkpoint.reasons import reason
 from kvfold.checkpoint.renaming import new_folder
 from kvfold.checkpoint.safetensors_folder import SafetensorsCheckpoint
 from kvfold.checkpoint.source import resolve_model
+from kvfold.checkpoint.workplace import alone
 from kvfold.checkpoint.writing import write_bytes, write_json, write_text
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Journal",
     "OutputFolder",
     "SafetensorsCheckpoint",
+    "alone",
     "check_finite",
     "is_finite",
     "model_on_meta",

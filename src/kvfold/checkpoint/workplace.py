@@ -1,14 +1,34 @@
-"""The hidden folder beside an output folder in which that is built, by one process at a time."""
+"""The hidden folder beside an output folder in which that is built, or which keeps others away from it."""
 
 import contextlib
 import fcntl
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from kvfold.checkpoint.journal import INDEX_FILE
 from kvfold.checkpoint.reasons import reason
 from kvfold.errors import OutputError
+
+
+@contextlib.contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Keep other processes away from `out`, which is written in place, while the block runs.
+
+    Raises:
+        OutputError: another process is there, or the folder of `out` cannot be written.
+    """
+    place = Workplace(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        place.acquire()
+    except OSError as error:
+        raise OutputError(f"cannot write {out}: {reason(error)}; give a place you can write to") from error
+    try:
+        yield
+    finally:
+        place.release(keep_journal=False)
 
 
 class Workplace:

@@ -1,5 +1,6 @@
 """Train a converted model back: one run, from the options to a finished model folder."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvfold.checkpoint import open_checkpoint
+from kvfold.checkpoint import alone, open_checkpoint, write_json
 from kvfold.errors import OptionError
 from kvfold.modeling import load_model
 from kvfold.train import training
@@ -25,7 +26,7 @@ from kvfold.train.run_folder import begin_run, find_run
 from kvfold.train.teacher import followed_windows, load_teacher
 from kvfold.train.training import Material, train, uses_bf16
 
-MODEL_FOLDER = "model"
+MODEL_FOLDER, RESULT_FILE = "model", "result.json"
 MOVED = {"all": "all weights", "attention": "the attention", "lora": "the attention, by low-rank updates"}
 LONGEST_WAIT = timedelta(days=2)
 """Of the other processes for the one that reads the data."""
@@ -55,6 +56,12 @@ class Healing:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"out": str(self.out), "options": self.options.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Healing":
+        held_out = values["held_out"] and tuple(values["held_out"])
+        options = HealOptions.from_dict(values["options"])
+        return cls(**values | {"out": Path(values["out"]), "held_out": held_out, "options": options})
 
 
 def heal(
@@ -87,29 +94,32 @@ def heal(
 
     chosen, run = HealOptions.from_dict(options), Path(out)
     source = open_checkpoint(model)
-    key = {"model": source.fingerprint(), "options": chosen.to_dict() | {"save_steps": None, "price_per_hour": None}}
-    last = find_run(run, json.loads(json.dumps(key)), resume=resume, overwrite=overwrite, source=source.path)
-    if not overwrite and (run / MODEL_FOLDER).exists():
-        return _summary(run, chosen, None)
     processes = PartialState(cpu=not torch.cuda.is_available(), timeout=LONGEST_WAIT)
     _check_processes(chosen, processes.num_processes)
-    network, tokenizer = load_model(model, dtype=torch.float32)
-    with processes.main_process_first():
-        material = _gather(chosen, network, tokenizer, progress)
-    if processes.is_main_process:
-        begin_run(run, key, overwrite=overwrite)
-    processes.wait_for_everyone()
-    if last is not None and _stopped(run, chosen, material.goal):
-        network, _ = load_model(last, dtype=torch.float32)
-        state = network.state_dict()
-    else:
-        finish = partial(complete, tokenizer=tokenizer, source=source.path)
-        state = train(network, material, chosen, run, complete=finish, last=last, progress=progress)
-    if processes.is_main_process:
+    key = {"model": source.fingerprint(), "options": chosen.to_dict() | {"save_steps": None, "price_per_hour": None}}
+    with alone(run) if processes.is_main_process else contextlib.nullcontext():
+        last = find_run(run, json.loads(json.dumps(key)), resume=resume, overwrite=overwrite, source=source.path)
+        if not overwrite and (run / MODEL_FOLDER).exists():
+            return Healing.from_dict(json.loads((run / RESULT_FILE).read_text("utf-8")))
+        network, tokenizer = load_model(model, dtype=torch.float32)
+        with processes.main_process_first():
+            material = _gather(chosen, network, tokenizer, progress)
+        processes.wait_for_everyone()
+        if processes.is_main_process:
+            begin_run(run, key, overwrite=overwrite)
+        processes.wait_for_everyone()
+        if last is not None and _stopped(run, chosen, material.goal):
+            network, _ = load_model(last, dtype=torch.float32)
+            state = network.state_dict()
+        else:
+            finish = partial(complete, tokenizer=tokenizer, source=source.path)
+            state = train(network, material, chosen, run, complete=finish, last=last, progress=progress)
         healing = _summary(run, chosen, last, material.goal)
-        write_model(run / MODEL_FOLDER, network, state, tokenizer, source, _healed(healing))
-    processes.wait_for_everyone()
-    return _summary(run, chosen, last, material.goal)
+        if processes.is_main_process:
+            write_json(run / RESULT_FILE, healing.to_dict())
+            write_model(run / MODEL_FOLDER, network, state, tokenizer, source, _healed(healing))
+        processes.wait_for_everyone()
+    return healing
 
 
 def _check_processes(options: HealOptions, processes: int) -> None:
@@ -176,7 +186,7 @@ def _healed(healing: Healing) -> str:
     return "\n".join([*lines, "What stands above was measured before."])
 
 
-def _summary(run: Path, options: HealOptions, last: Path | None, goal: float | None = None) -> Healing:
+def _summary(run: Path, options: HealOptions, last: Path | None, goal: float | None) -> Healing:
     from kvfold.train.trainer import step_of
 
     rows = read_curve(run)
