@@ -1,17 +1,19 @@
-"""Draw docs/figures/best_start.png and .svg from results/best_start.json.
+"""Draw docs/figures/*.png and .svg from results/best_start.json and results/curves_*.json.
 
 Run: python benchmarks/figures.py
 """
 
+import json
 import math
 import re
-from pathlib import Path
 from typing import Any
 
-from tables import loss, rows_of
+from tables import RESULTS, loss, rows_of
 
+from kvfold.report.losses import SMOOTH, draw_losses
 from kvfold.report.tradeoff import draw_tradeoff
 
+FOLDER = RESULTS.parent / "docs" / "figures"
 BYTES = 30 * 384 * 2
 """Of one token in SmolLM2's bf16 cache."""
 METHODS = {
@@ -24,6 +26,14 @@ METHODS = {
 
 
 def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    draw_best_starts()
+    for path in sorted(RESULTS.glob("curves_*.json")):
+        draw_curves(json.loads(path.read_text()))
+
+
+def draw_best_starts() -> None:
+    """The trade-off of each method, with its best variant at each budget."""
     rows = rows_of("best_start")
     points = [
         point("original", f"int{bits}", rows[f"original, int{bits}"]["kept"], rows, f"original, int{bits}")
@@ -36,11 +46,32 @@ def main() -> None:
                 kept = float(found["kept"]) / 100
                 best[kept] = min(best.get(kept, name), name, key=lambda name: loss(rows, name))
         points += [point(method, "bfloat16", kept, rows, name) for kept, name in best.items()]
-    folder = Path(__file__).parent.parent / "docs" / "figures"
-    folder.mkdir(exist_ok=True)
     original = {"bytes_per_token": BYTES, "perplexity": 1.0}
     title = "SmolLM2-135M-Instruct, mean of three texts, nothing trained end to end"
-    draw_tradeoff({"model": title, "original": original, "points": points}, folder / "best_start")
+    draw_tradeoff({"model": title, "original": original, "points": points}, FOLDER / "best_start")
+
+
+def draw_curves(result: dict[str, Any]) -> None:
+    """The figures that a recipe of `healing_curves.py` names, of the curves that are there."""
+    recipe, rows = result["facts"]["recipe"], result["rows"]
+    for figure, panels in recipe["figures"].items():
+        record = {
+            "axis": "step",
+            "smooth": SMOOTH,
+            "panels": [
+                {
+                    "title": recipe["models"][model]["title"],
+                    "curves": [
+                        {"name": name, "x": row["steps"], "losses": row["losses"]}
+                        for name in names
+                        if (row := rows.get(f"{model}: {name}"))
+                    ],
+                }
+                for model, names in panels.items()
+            ],
+        }
+        if all(panel["curves"] for panel in record["panels"]):
+            draw_losses(record, [FOLDER / f"{figure}.png", FOLDER / f"{figure}.svg"])
 
 
 def point(method: str, cache: str, kept: float, rows: Any, name: str) -> dict[str, Any]:

@@ -48,15 +48,10 @@ def main() -> None:
         work = arguments.work / model
         source = chosen.get("checkpoint") or pretrained(work, chosen["shape"], data | recipe["pretrain"], texts)
         for name, changes in chosen["curves"].items():
-            row, options = f"{model}: {name}", data | recipe["heal"] | changes.get("heal", {})
-            conversion = {key: value for key, value in changes.items() if key != "heal"}
-            if arguments.only in row:
-                results.row(
-                    row,
-                    lambda s=source, w=work / name, c=conversion, o=options: curve(
-                        s, w, c and recipe["convert"] | {"calibration": texts} | c, o
-                    ),
-                )
+            place, options = work / name.replace(" ", "-"), data | recipe["heal"] | changes.get("heal", {})
+            conversion = changes.get("convert", {}) and {"calibration": texts} | changes["convert"]
+            if arguments.only in (row := f"{model}: {name}"):
+                results.row(row, lambda s=source, p=place, c=conversion, o=options: curve(s, p, c, o))
 
 
 def pretrained(work: Path, shape: dict[str, Any], options: dict[str, Any], texts: list[str]) -> Path:

@@ -60,5 +60,5 @@ def loss_on(network: PreTrainedModel, windows: PackedWindows) -> float:
     for index in range(len(windows)):
         window = {name: tensor[None].to(network.device) for name, tensor in windows[index].items()}
         labels = window.pop("labels")
-        losses.append(float(heal_loss(network(**window, use_cache=False).logits, labels)))
+        losses.append(float(heal_loss(network(**window, use_cache=False).logits, labels)[0]))
     return sum(losses) / len(losses)

@@ -66,8 +66,8 @@ def heal_loss(
     items: int | Tensor | None = None,
     teacher: Predictions | None = None,
     distillation: Distillation | None = None,
-) -> Float[Tensor, ""]:
-    """`CE + beta tau^2 KL(teacher || student)` in nats, mean over the tokens that are to be predicted.
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """`CE + beta tau^2 KL(teacher || student)` and `CE` alone, in nats, means over the tokens that are to be predicted.
 
     Both predictions of the divergence are softened by tau; tau^2 keeps its gradients as large (Hinton et al., arXiv
     1503.02531). Token t + 1 is predicted at t.
@@ -77,11 +77,13 @@ def heal_loss(
     """
     wanted = wanted_places(labels)
     student, expected = logits[wanted].float(), labels[:, 1:][wanted[:, :-1]]
-    total = nn.functional.cross_entropy(student, expected, reduction="sum")
-    if teacher is not None and distillation is not None:
-        tau = distillation.temperature
-        total = total + distillation.weight * tau**2 * teacher.divergence(student, wanted, tau)
-    return total / (wanted.sum() if items is None else items)
+    count = wanted.sum() if items is None else items
+    cross_entropy = nn.functional.cross_entropy(student, expected, reduction="sum") / count
+    if teacher is None or distillation is None:
+        return cross_entropy, cross_entropy
+    tau = distillation.temperature
+    divergence = teacher.divergence(student, wanted, tau) / count
+    return cross_entropy + distillation.weight * tau**2 * divergence, cross_entropy
 
 
 def hidden_loss(

@@ -60,6 +60,7 @@ class HealTrainer(Trainer):
         super().__init__(compute_loss_func=self._loss, **arguments)
         self._complete, self._distillation, self._lora = complete, distillation, lora
         self._teacher = None if teacher is None else teacher.to(self.args.device)
+        self._cross_entropy = torch.zeros((), device=self.args.device)
         self._predictions: Predictions | None = None
         self._states: tuple[Tensor, ...] | None = None
         self._run = self._place = run
@@ -79,12 +80,22 @@ class HealTrainer(Trainer):
         return super().compute_loss(model, inputs, *arguments, **options)
 
     def _loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        loss = heal_loss(outputs.logits, labels, num_items_in_batch, self._predictions, self._distillation)
+        loss, alone = heal_loss(outputs.logits, labels, num_items_in_batch, self._predictions, self._distillation)
+        if self._network.training:
+            self._cross_entropy += alone.detach()
         if self._states is not None:
             # The first are the embeddings of the tokens.
             distance = hidden_loss(outputs.hidden_states[1:], self._states[1:], labels, num_items_in_batch)
             loss = loss + self._distillation.hidden_weight * distance
         return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds the cross entropy to what is logged of a step: every process has a part of it."""
+        if "loss" in logs:
+            summed: Any = self.accelerator.reduce(self._cross_entropy, "sum")
+            logs["cross_entropy"] = float(summed)
+            self._cross_entropy = torch.zeros_like(self._cross_entropy)
+        super().log(logs, start_time)
 
     @property
     def _network(self) -> nn.Module:
@@ -164,7 +175,9 @@ class Recorder(TrainerCallback):
         step, seconds = state.global_step, time.perf_counter() - self._began
         if not math.isfinite(logs["loss"]):
             raise TrainingError(f"the loss is {logs['loss']} at step {step}: lower the learning rate.")
-        row = {"step": step, "tokens": step * self._options.step_tokens, "loss": logs["loss"]}
+        row = {"step": step, "tokens": step * self._options.step_tokens, "loss": logs["cross_entropy"]}
+        if self._options.teacher is not None:
+            row["objective"] = logs["loss"]
         self._curve.add(row | {"rate": logs["learning_rate"], "seconds": round(seconds, 3)})
         cost = self._options.cost(seconds)
         words = [f"loss {row['loss']:.3f}", f"{row['tokens']:,} tokens", "" if cost is None else f"cost {cost:.2f}"]
