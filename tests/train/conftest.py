@@ -48,8 +48,17 @@ def original(save_llama) -> Path:
 @pytest.fixture
 def text(tmp_path) -> str:
     """600 random letters, which are tokens; one in four is an e, which can be learnt."""
-    letters = torch.randint(104, (600,), generator=torch.Generator().manual_seed(3)).tolist()
-    path = tmp_path / "text.txt"
+    return write_letters(tmp_path / "text.txt", seed=3)
+
+
+@pytest.fixture
+def other_text(tmp_path) -> str:
+    """Another text of this kind."""
+    return write_letters(tmp_path / "other.txt", seed=4)
+
+
+def write_letters(path: Path, seed: int) -> str:
+    letters = torch.randint(104, (600,), generator=torch.Generator().manual_seed(seed)).tolist()
     path.write_text(" ".join("e" if letter >= 26 else chr(97 + letter) for letter in letters), "utf-8")
     return str(path)
 

@@ -1,6 +1,7 @@
 """Whole runs: they come closer, repeat themselves, go on where they were, and leave folders that load."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -117,12 +118,13 @@ MISTAKES = {
     "no teacher": ({"teacher_top_k": 4}, "teacher_top_k is about a teacher: name one with --teacher."),
     "no states": ({"teacher": "a", "teacher_top_k": 4, "hidden_weight": 1.0}, "teacher_top_k keeps no hidden states"),
     "no text": ({"patience": 2}, "patience stops by the loss on a held-out text: name one with --held-out."),
+    "trained on": ({"data": ("a",), "held_out": "a"}, "held_out is a, which is trained on: name another text."),
     "no goal": ({"held_out": "a", "recover": 0.5}, "recover is a share of the way to a teacher's loss"),
     "too much": ({"held_out": "a", "teacher": "a", "recover": 2.0}, "recover must be above 0 and at most 1, got 2.0."),
     "price": ({"price_per_hour": -1.0}, "price_per_hour must be 0 or more, got -1.0."),
     "both": ({"fsdp": True, "deepspeed": "a.json"}, "fsdp and deepspeed were both given"),
     "no GPU": ({"fsdp": True}, "shard over GPUs, of which PyTorch sees none"),
-    "too long": ({"sequence_length": 1000}, "has 600 tokens, one sequence takes 1000"),
+    "too long": ({"sequence_length": 65}, "sequence_length is 65, the model has 64 positions: give fewer."),
     "warm-up": ({"warmup": 0.7, "decay": 0.5}, "warmup and decay are 0.7 and 0.5 of the steps: more than all."),
     "rate": ({"learning_rate": 0.0}, "learning_rate must be a positive number, got 0.0."),
     "parts": ({"accumulate": 3}, "accumulate must divide batch, 4, got 3."),
@@ -232,21 +234,21 @@ def test_a_students_own_hidden_states_cost_nothing(original, converted, options,
         assert distance == pytest.approx(gap, abs=1e-4) if gap == 0 else distance > gap
 
 
-def test_the_loss_on_a_held_out_text_is_that_of_the_model(converted, options, text, tmp_path):
-    measured = options | {"held_out": text, "held_out_steps": 4, "held_out_windows": 5}
+def test_the_loss_on_a_held_out_text_is_that_of_the_model(converted, options, other_text, tmp_path):
+    measured = options | {"held_out": other_text, "held_out_steps": 4, "held_out_windows": 5}
     result = heal(converted, tmp_path / "run", **measured)
     rows = read_curve(tmp_path / "run", "held_out.jsonl")
     assert [row["step"] for row in rows] == [0, 4, 8] and result.held_out == (rows[0]["loss"], rows[-1]["loss"])
     network, tokenizer = kvfold.load_model(converted)
-    ids = torch.tensor(tokenizer(Path(text).read_text(), add_special_tokens=False)["input_ids"])
+    ids = torch.tensor(tokenizer(Path(other_text).read_text(), add_special_tokens=False)["input_ids"])
     with torch.no_grad():
         windows = ids[: 5 * 16].view(5, 16)
         expected = network(windows, labels=windows).loss
     assert rows[0]["loss"] == pytest.approx(float(expected), abs=1e-4)
 
 
-def test_a_run_stops_early_and_stays_stopped(converted, original, options, text, tmp_path):
-    stops = options | {"steps": 60, "learning_rate": 0.01, "held_out": text, "held_out_steps": 3}
+def test_a_run_stops_early_and_stays_stopped(converted, original, options, other_text, tmp_path):
+    stops = options | {"steps": 60, "learning_rate": 0.01, "held_out": other_text, "held_out_steps": 3}
     result = heal(converted, tmp_path / "share", **stops | {"teacher": str(original), "recover": 0.1})
     assert 3 <= result.steps < 60 and "10% of the held-out loss is won back" in result.stopped
     assert "Stopped early" in (tmp_path / "share" / "model" / "README.md").read_text()
@@ -289,3 +291,28 @@ def test_two_runs_cannot_write_the_same_folder(converted, options, tmp_path, one
 
     heal(converted, tmp_path / "run", progress=second, **options)
     assert len(losses(tmp_path / "run")) == 8 and not list(tmp_path.glob(".run*"))
+
+
+DAMAGE = {
+    "weights cut off": ("checkpoint-6/model.safetensors", "x", "checkpoint-6/model.safetensors is missing or damaged"),
+    "no optimiser": ("checkpoint-6/optimizer.pt", None, "checkpoint-6/optimizer.pt is missing or damaged: remove the"),
+    "no list of files": ("checkpoint-6/files.json", None, "checkpoint-6/files.json is missing or damaged"),
+    "curve cut off": ("curve.jsonl", "", "curve.jsonl has 0 of the 6 steps of checkpoint-6: start anew"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_checkpoint_is_not_gone_on_from(name, converted, options, tmp_path, one_line):
+    run = tmp_path / "run"
+    with pytest.raises(Killed):
+        heal(converted, run, progress=killed_at(7), **options)
+    file, content, expected = DAMAGE[name]
+    (run / file).unlink()
+    if content is not None:
+        (run / file).write_text(content)
+    with pytest.raises(KvfoldError) as error:
+        heal(converted, run, resume=True, **options)
+    assert expected in one_line(error)
+    if file.startswith("checkpoint"):
+        shutil.rmtree(run / "checkpoint-6")
+        assert heal(converted, run, resume=True, **options).resumed_from == 3

@@ -26,8 +26,8 @@ def torchrun(model: Path, out: Path, **options) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"fsdp": True}, {"fsdp": True, "trains": "lora"}], ids=str)
-def test_two_processes_compute_what_one_does_and_go_on_where_they_were(converted, text, tmp_path, changes):
-    options = RUN | {"data": text, "held_out": text, "held_out_steps": 3}
+def test_two_processes_compute_what_one_does_and_go_on_where_they_were(converted, text, other_text, tmp_path, changes):
+    options = RUN | {"data": text, "held_out": other_text, "held_out_steps": 3}
     one, two = tmp_path / "one", tmp_path / "two"
     heal(converted, one, **options | {name: value for name, value in changes.items() if name != "fsdp"})
     torchrun(converted, two, **options | changes)

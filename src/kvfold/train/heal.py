@@ -22,7 +22,7 @@ from kvfold.train.data import Progress, WindowReader
 from kvfold.train.held_out import HELD_OUT_FILE, loss_on, reason_to_stop
 from kvfold.train.model_folder import complete, write_model
 from kvfold.train.options import HealOptions
-from kvfold.train.run_folder import begin_run, find_run
+from kvfold.train.run_folder import begin_run, find_run, step_of
 from kvfold.train.teacher import followed_windows, load_teacher
 from kvfold.train.training import Material, train, uses_bf16
 
@@ -102,6 +102,7 @@ def heal(
         if not overwrite and (run / MODEL_FOLDER).exists():
             return Healing.from_dict(json.loads((run / RESULT_FILE).read_text("utf-8")))
         network, tokenizer = load_model(model, dtype=torch.float32)
+        _check_length(chosen, network)
         with processes.main_process_first():
             material = _gather(chosen, network, tokenizer, progress)
         processes.wait_for_everyone()
@@ -132,6 +133,12 @@ def _check_processes(options: HealOptions, processes: int) -> None:
         raise OptionError("fsdp and deepspeed shard over GPUs, of which PyTorch sees none: leave them out.")
     if options.deepspeed and importlib.util.find_spec("deepspeed") is None:
         raise OptionError("deepspeed is not installed: pip install deepspeed, or shard by fsdp.")
+
+
+def _check_length(options: HealOptions, network: PreTrainedModel) -> None:
+    most = network.config.max_position_embeddings
+    if options.sequence_length > most:
+        raise OptionError(f"sequence_length is {options.sequence_length}, the model has {most} positions: give fewer.")
 
 
 def _gather(
@@ -187,8 +194,6 @@ def _healed(healing: Healing) -> str:
 
 
 def _summary(run: Path, options: HealOptions, last: Path | None, goal: float | None) -> Healing:
-    from kvfold.train.trainer import step_of
-
     rows = read_curve(run)
     window = max(len(rows) // 20, 1)
     first, end = ([row["loss"] for row in part] for part in (rows[:window], rows[-window:]))

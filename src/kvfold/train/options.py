@@ -113,7 +113,7 @@ class HealOptions:
         for name in ("warmup", "decay"):
             self._check(name, 0 <= self._value(name) <= 1, "between 0 and 1")
         if self.warmup + self.decay > 1:
-            raise OptionError(f"warmup and decay are {self.warmup} and {self.decay} of the steps: more than all.")
+            raise OptionError(f"warmup and decay are {self.warmup:g} and {self.decay:g} of the steps: more than all.")
         lookup(dict.fromkeys(TRAINS), self.trains, "choice of what trains")
         lookup(dict.fromkeys(PRECISIONS), self.precision, "precision")
         self._check("seed", 0 <= self.seed < 2**32, f"between 0 and {2**32 - 1}")
@@ -134,6 +134,8 @@ class HealOptions:
         for name in ("patience", "recover"):
             if self._value(name) is not None and self.held_out is None:
                 raise OptionError(f"{name} stops by the loss on a held-out text: name one with --held-out.")
+        if self.held_out in self.data:
+            raise OptionError(f"held_out is {self.held_out}, which is trained on: name another text.")
         if self.patience is not None:
             self._check("patience", self.patience >= 1, "1 or more")
         if self.recover is not None:

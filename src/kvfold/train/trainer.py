@@ -21,20 +21,10 @@ from kvfold.train.data import Progress
 from kvfold.train.lora import adapter, merged
 from kvfold.train.loss import Distillation, FullPredictions, Predictions, TopPredictions, heal_loss, hidden_loss
 from kvfold.train.options import HealOptions
+from kvfold.train.run_folder import CHECKPOINT, checkpoints, seal
 
 KEPT_CHECKPOINTS = 2
-CHECKPOINT = "checkpoint"
 ADAPTER_FILE = "lora.safetensors"
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
-    found = [path for path in folder.glob(f"{CHECKPOINT}-*") if path.name.removeprefix(f"{CHECKPOINT}-").isdecimal()]
-    return sorted(found, key=step_of)
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix(f"{CHECKPOINT}-"))
 
 
 class HealTrainer(Trainer):
@@ -141,6 +131,7 @@ class HealTrainer(Trainer):
                 for path in list(inner.iterdir()):
                     path.rename(partial / path.name)
                 inner.rmdir()
+                seal(partial)
         if self.args.should_save:
             for old in checkpoints(self._run)[:-KEPT_CHECKPOINTS]:
                 shutil.rmtree(old, ignore_errors=True)

@@ -19,7 +19,8 @@ from kvfold.train.held_out import HeldOut
 from kvfold.train.lora import add_lora
 from kvfold.train.loss import Distillation
 from kvfold.train.options import HealOptions
-from kvfold.train.trainer import HealTrainer, Recorder, step_of
+from kvfold.train.run_folder import step_of
+from kvfold.train.trainer import HealTrainer, Recorder
 
 
 @dataclass(frozen=True, kw_only=True)
