@@ -59,15 +59,17 @@ def test_a_run_lowers_the_loss_and_leaves_a_model(which, request, options, tmp_p
     assert "for 60 steps, 3,840 tokens of" in card and ("calibrat" in card) is (which == "converted")
 
 
-def test_a_killed_run_that_is_resumed_is_the_same(converted, options, tmp_path):
+def test_a_killed_run_that_is_resumed_is_the_same(converted, options, other_text, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    heal(converted, whole, **options)
-    for step in (5, 7):
+    measured = options | {"held_out": other_text, "held_out_steps": 2}
+    heal(converted, whole, **measured)
+    for step in (2, 5, 7):
         with pytest.raises(Killed):
-            heal(converted, broken, resume=True, progress=killed_at(step), **options)
-    result = heal(converted, broken, resume=True, **options)
+            heal(converted, broken, resume=True, progress=killed_at(step), **measured)
+    result = heal(converted, broken, resume=True, **measured)
     assert result.resumed_from == 6
     assert losses(broken) == losses(whole)
+    assert (broken / "held_out.jsonl").read_text() == (whole / "held_out.jsonl").read_text()
     expected = weights_of(whole / "model")
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(broken / "model").items())
 

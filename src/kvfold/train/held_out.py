@@ -18,13 +18,14 @@ class HeldOut(TrainerCallback):
     """Writes every measurement down, and ends the run when the options say so.
 
     Args:
-        run: the folder of the run; a resumed one measures its first step again.
+        run: the folder of the run.
+        first: the step that the run goes on from; at 0 there is no measurement yet.
         goal: the teacher's loss on the same text, where the run ends when enough is won back.
         writes: whether this process writes the file.
     """
 
     def __init__(self, run: Path, options: HealOptions, *, first: int, goal: float | None, writes: bool) -> None:
-        self._curve = Curve(run, HELD_OUT_FILE, last=first - 1, writes=writes)
+        self._curve = Curve(run, HELD_OUT_FILE, last=first or -1, writes=writes)
         self._options, self._goal = options, goal
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:

@@ -55,7 +55,7 @@ def train(
     _choose_parameters(network, options)
     trainer = HealTrainer(
         model=network,
-        args=_arguments(options, run, evaluates=material.held_out is not None),
+        args=_arguments(options, run, measures=material.held_out is not None, begins=last is None),
         train_dataset=material.windows,
         eval_dataset=material.held_out,
         teacher=material.teacher,
@@ -114,14 +114,14 @@ def _choose_parameters(network: PreTrainedModel, options: HealOptions) -> None:
         module.requires_grad_(True)
 
 
-def _arguments(options: HealOptions, run: Path, *, evaluates: bool) -> TrainingArguments:
+def _arguments(options: HealOptions, run: Path, *, measures: bool, begins: bool) -> TrainingArguments:
     on_cpu = not torch.cuda.is_available()
     part = options.batch // options.accumulate
     chosen: dict[str, Any] = {"fsdp": options.fsdp or None, "deepspeed": options.deepspeed}
     if options.gradient_checkpointing:
         chosen["gradient_checkpointing"] = True
-    if evaluates:
-        chosen |= {"eval_strategy": "steps", "eval_steps": options.held_out_steps, "eval_on_start": True}
+    if measures:
+        chosen |= {"eval_strategy": "steps", "eval_steps": options.held_out_steps, "eval_on_start": begins}
     arguments = TrainingArguments(
         output_dir=str(run),
         max_steps=options.steps,
