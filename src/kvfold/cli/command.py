@@ -8,7 +8,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from kvfold.cli.progress import Progress
+from kvfold.progress import Progress
 
 Result = dict[str, Any]
 """What a command found out; `--json` prints it as it is."""

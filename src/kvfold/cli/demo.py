@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser, Namespace
 
 from kvfold.cli.command import Command, Result
-from kvfold.cli.progress import Progress
+from kvfold.progress import Progress
 
 if TYPE_CHECKING:
     from kvfold.convert import Plan

@@ -3,7 +3,7 @@
 from jsonargparse import ArgumentParser, Namespace
 
 from kvfold.cli.command import MODEL_HELP, Command, Result
-from kvfold.cli.progress import Progress
+from kvfold.progress import Progress
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -3,7 +3,7 @@
 from jsonargparse import ArgumentParser, Namespace
 
 from kvfold.cli.command import MODEL_HELP, Command, Result, given_options
-from kvfold.cli.progress import Progress
+from kvfold.progress import Progress
 
 OUTPUT_OPTIONS = ("model", "run", "config", "json", "resume", "overwrite")
 

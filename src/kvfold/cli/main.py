@@ -12,9 +12,10 @@ from jsonargparse import ArgumentError, Namespace
 from kvfold.cli import convert, demo, evaluate, generate, heal, inspect, plan, plot, verify
 from kvfold.cli.command import Command
 from kvfold.cli.mistakes import one_line
-from kvfold.cli.progress import Progress, Reporter
+from kvfold.cli.progress import Reporter
 from kvfold.cli.recipe import check_values, recipe_first
 from kvfold.errors import KvfoldError, OptionError
+from kvfold.progress import Progress, silent
 from kvfold.registry import lookup
 
 COMMANDS: dict[str, Command] = {
@@ -96,7 +97,7 @@ def parse(command: Command, argv: list[str]) -> Namespace:
 
 
 def _reporter() -> contextlib.AbstractContextManager[Progress]:
-    return Reporter() if _is_first_process() else contextlib.nullcontext(lambda *_: None)
+    return Reporter() if _is_first_process() else contextlib.nullcontext(silent)
 
 
 def _is_first_process() -> bool:

@@ -8,8 +8,8 @@ from jsonargparse import ArgumentParser, Namespace
 
 from kvfold.cli.command import MODEL_HELP, Command, Result, given_options
 from kvfold.cli.convert import METHOD_OPTIONS, add_calibration, add_method
-from kvfold.cli.progress import Progress
 from kvfold.errors import BudgetError
+from kvfold.progress import Progress
 
 RATIOS = (0.5, 0.3125, 0.1875, 0.125)
 """Shares of the original cache that are compared by default."""

@@ -6,8 +6,8 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from kvfold.cli.command import Command, Result
-from kvfold.cli.progress import Progress
 from kvfold.errors import OptionError, TextError
+from kvfold.progress import Progress
 
 
 def add_arguments(parser: ArgumentParser) -> None:

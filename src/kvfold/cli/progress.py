@@ -1,17 +1,10 @@
 """Progress of long work on stderr: bars on a terminal, one plain line per stage elsewhere."""
 
 import sys
-from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
-
-Progress = Callable[..., None]
-"""Called as `progress(stage, done, total)`, and with a note on how it stands where there is one.
-
-A stage begins when its name first appears.
-"""
 
 NOTES = 10
 """How often a stage tells its note where there are no bars."""

@@ -1,7 +1,7 @@
 """What each layer needs: measured once at one budget, predicted for all others, and shared out among the layers."""
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +14,7 @@ from kvfold.convert.layers import LOW_RANK, ROTARY, LayerConverter
 from kvfold.convert.plan import Plan
 from kvfold.convert.rotary_constants import best_constants
 from kvfold.convert.rotary_mixing import TRIALS, Spectrum, greedy, spectrum_of
+from kvfold.progress import Progress
 
 RANK_STEP = 4
 LEAST_RANK = 4
@@ -62,9 +63,7 @@ class Profile:
         return self.compounding * alone
 
 
-def profile_model(
-    converter: LayerConverter, runner: LayerRunner, plan: Plan, progress: Callable[[str, int, int], None]
-) -> Profile:
+def profile_model(converter: LayerConverter, runner: LayerRunner, plan: Plan, progress: Progress) -> Profile:
     """Convert every layer in one shot, alone and together with those below, and measure what it costs.
 
     The plan's rope strategy must be `mixed`, its factorisation `attention_aware`.

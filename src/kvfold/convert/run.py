@@ -22,18 +22,13 @@ from kvfold.convert.sources import calibration_ids
 from kvfold.convert.weights import expected_shapes
 from kvfold.errors import OptionError
 from kvfold.families import Family, check_tensors, family_of
+from kvfold.progress import Progress, silent
 from kvfold.texts import EVALUATION, read_text, token_ids
-
-Progress = Callable[[str, int, int], None]
 
 STATE_STEP, PROFILE_STEP = "state", "profile"
 PROFILE_TOKENS = 8192
 PROBE_WINDOWS = 2
 """Windows of the shipped novel on which the loss of each stage is measured."""
-
-
-def _silent(stage: str, done: int, total: int) -> None:
-    """No progress display."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +76,7 @@ def convert(
     out: str | Path,
     *,
     overwrite: bool = False,
-    progress: Progress = _silent,
+    progress: Progress = silent,
     **options: Any,
 ) -> Conversion:
     """Convert `model` (a folder, a GGUF file, a hub id or `smollm2`) and write the result to the folder `out`.

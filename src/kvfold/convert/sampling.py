@@ -1,6 +1,5 @@
 """Text that needs no file: sampled from the original model itself, of the kind that it knows, or random tokens."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 from kvfold.errors import CheckpointError
 from kvfold.families import family_of
 from kvfold.modeling import forward_cached, load_model
+from kvfold.progress import Progress
 from kvfold.texts import check_vocabulary
 
 MOST_WINDOWS = 64
@@ -28,7 +28,7 @@ def sample_from(
     windows: int,
     length: int,
     seed: int,
-    progress: Callable[[str, int, int], None],
+    progress: Progress,
 ) -> Int64[Tensor, "windows length"]:
     """Load the whole `model`, sample windows from it and free it; the caller's random state stays as it is.
 
@@ -49,7 +49,7 @@ def sample_windows(
     windows: int,
     length: int,
     seed: int,
-    progress: Callable[[str, int, int], None],
+    progress: Progress,
 ) -> Int64[Tensor, "windows length"]:
     """Token windows sampled at temperature 1. The same seed gives the same tokens; no global random state is used.
 

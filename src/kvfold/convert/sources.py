@@ -1,7 +1,7 @@
 """The text that a conversion is calibrated on: files, the shipped text, the model's own and random tokens, mixed by
 weight."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from kvfold.convert.options import DEFAULT_TEXT, RANDOM_TEXT, SAMPLED_TEXT, ConvertOptions
 from kvfold.convert.sampling import random_tokens, sample_from
 from kvfold.errors import TextError
+from kvfold.progress import Progress
 from kvfold.texts import CALIBRATION, read_slice, read_text, share_windows, text_size, token_ids
 
 WHOLE_FILE_BYTES = 2**20
@@ -25,7 +26,7 @@ BYTES_PER_TOKEN = 6
 
 
 def calibration_ids(
-    model: Path, tokenizer: PreTrainedTokenizerBase, options: ConvertOptions, progress: Callable[[str, int, int], None]
+    model: Path, tokenizer: PreTrainedTokenizerBase, options: ConvertOptions, progress: Progress
 ) -> Int64[Tensor, "W T"]:
     """The token windows to calibrate on. Any number of first windows is a mix of all sources and of each one's parts.
 

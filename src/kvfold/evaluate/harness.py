@@ -19,11 +19,13 @@ from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
 from kvfold.errors import OptionError, UnknownNameError
 from kvfold.evaluate.continuations import score_continuations
+from kvfold.progress import Progress
 
 Tasks = dict[str, dict[str, Task]]
 """For each row of the result the tasks in it by their names: several where the row is a group of the harness."""
 
-Progress = Callable[[int, int], None]
+StageProgress = Callable[[int, int], None]
+"""`Progress` within one stage: called with what is done and what there is in all."""
 
 LOGGERS = ("lm_eval", "datasets", "huggingface_hub", "httpx")
 
@@ -35,7 +37,7 @@ class HarnessModel(_HFLM):
     """A loaded model for the harness, whose own tokenisation it keeps; only the scoring differs, see
     `score_continuations`."""
 
-    def __init__(self, model: Any, tokenizer: Any, *, batch: int, progress: Progress) -> None:
+    def __init__(self, model: Any, tokenizer: Any, *, batch: int, progress: StageProgress) -> None:
         # The harness may add a padding token, which the caller's tokenizer must not get.
         super().__init__(pretrained=model, tokenizer=copy.deepcopy(tokenizer), backend="causal", batch_size=batch)
         self._progress = progress
@@ -51,7 +53,7 @@ class HarnessModel(_HFLM):
         return [(score.log_likelihood, score.is_greedy) for score in scores]
 
 
-def load_tasks(names: Sequence[str], folder: Path | None, progress: Progress) -> Tasks:
+def load_tasks(names: Sequence[str], folder: Path | None, progress: StageProgress) -> Tasks:
     """The tasks called `names`, from the YAML files in `folder` or, without one, from the harness's own collection.
 
     Raises:
@@ -96,7 +98,7 @@ def quiet() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def audible(progress: Callable[[str, int, int], None] | None, stage: str) -> Progress:
+def audible(progress: Progress | None, stage: str) -> StageProgress:
     """`progress` for one stage, which may write to the streams that `quiet` takes away; None reports to nobody."""
     out, err = sys.stdout, sys.stderr
 

@@ -1,6 +1,6 @@
 """One model measured as a whole: perplexity, cache bytes, decode speed and benchmarks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,8 @@ from kvfold.evaluate.perplexity import perplexity
 from kvfold.evaluate.speed import decode_speed
 from kvfold.evaluate.tasks import TaskScores, score_tasks, select_tasks
 from kvfold.modeling import load_model
+from kvfold.progress import Progress
 from kvfold.texts import check_vocabulary, read_text, token_ids
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import importlib.util
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from kvfold.errors import CheckpointError, OptionError
-
-Progress = Callable[[str, int, int], None]
+from kvfold.progress import Progress
 
 ARC = ("arc_easy", "arc_challenge")
 """Two tasks that count as one benchmark in the average, as in the tables of the MHA2MLA paper."""

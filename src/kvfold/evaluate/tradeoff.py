@@ -1,7 +1,7 @@
 """What each cache budget would cost: measured once per layer, predicted for every budget."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,7 @@ from kvfold.errors import OptionError
 from kvfold.evaluate.perplexity import perplexity
 from kvfold.evaluate.quantized import packed_bytes, quantized_cache_factory
 from kvfold.modeling import load_model
-
-Progress = Callable[[str, int, int], None]
+from kvfold.progress import Progress
 
 BASE_RATIO = 0.25
 """The budget that is tried; the others are predicted from it, so it lies in the middle of those that are usual."""

@@ -8,7 +8,7 @@ each other, and no document is asked to predict the next one's first token.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kvfold.checkpoint import new_folder
 from kvfold.errors import OptionError, TextError
+from kvfold.progress import Progress
 from kvfold.texts import check_vocabulary, share_windows
 from kvfold.train.documents import documents
 
@@ -29,9 +30,6 @@ IGNORED = -100
 """The label that PyTorch's cross entropy leaves out."""
 
 DOCUMENTS_AT_ONCE = 64
-
-Progress = Callable[[str, int, int, str], None]
-"""Called with the stage, what is done of it, what it has in all, and how it stands in words."""
 
 Place = tuple[int, int]
 """A source and a window in it."""

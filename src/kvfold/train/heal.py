@@ -16,9 +16,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kvfold.checkpoint import alone, open_checkpoint, write_json
 from kvfold.errors import OptionError
 from kvfold.modeling import load_model
+from kvfold.progress import Progress, silent
 from kvfold.train import training
 from kvfold.train.curve import read_curve
-from kvfold.train.data import Progress, WindowReader
+from kvfold.train.data import WindowReader
 from kvfold.train.held_out import HELD_OUT_FILE, loss_on, reason_to_stop
 from kvfold.train.model_folder import complete, write_model
 from kvfold.train.options import HealOptions
@@ -70,7 +71,7 @@ def heal(
     *,
     resume: bool = False,
     overwrite: bool = False,
-    progress: Progress = lambda *_: None,
+    progress: Progress = silent,
     **options: Any,
 ) -> Healing:
     """Train `model` (a converted or an original one) and write the run to the folder `out`.

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kvfold.checkpoint import new_folder, open_checkpoint
 from kvfold.errors import CheckpointError, OutputError
 from kvfold.modeling import load_model
-from kvfold.train.data import PackedWindows, Progress
+from kvfold.progress import Progress
+from kvfold.train.data import PackedWindows
 from kvfold.train.options import HealOptions
 
 TOKENS_FILE, LOG_P_FILE = "tokens.bin", "log_p.bin"

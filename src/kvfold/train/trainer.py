@@ -16,8 +16,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from kvfold.checkpoint import new_folder
 from kvfold.errors import TrainingError
+from kvfold.progress import Progress
 from kvfold.train.curve import Curve
-from kvfold.train.data import Progress
 from kvfold.train.lora import adapter, merged
 from kvfold.train.loss import Distillation, FullPredictions, Predictions, TopPredictions, heal_loss, hidden_loss
 from kvfold.train.options import HealOptions

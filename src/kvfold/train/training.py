@@ -13,8 +13,9 @@ from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 from kvfold.families import family_of
 from kvfold.modeling import KvfoldConfig
 from kvfold.precision import has_fast_bf16
+from kvfold.progress import Progress
 from kvfold.train.curve import Curve
-from kvfold.train.data import PackedWindows, Progress
+from kvfold.train.data import PackedWindows
 from kvfold.train.held_out import HeldOut
 from kvfold.train.lora import add_lora
 from kvfold.train.loss import Distillation
@@ -144,6 +145,7 @@ def _arguments(options: HealOptions, run: Path, *, measures: bool, begins: bool)
         logging_nan_inf_filter=False,
         report_to="none",
         disable_tqdm=True,
+        ddp_find_unused_parameters=False,
         use_cpu=on_cpu,
         seed=options.seed,
         **chosen,
