@@ -21,7 +21,7 @@ from kvfold.train import training
 from kvfold.train.curve import read_curve
 from kvfold.train.data import WindowReader
 from kvfold.train.held_out import HELD_OUT_FILE, loss_on, reason_to_stop
-from kvfold.train.model_folder import complete, write_model
+from kvfold.train.model_folder import write_model, write_rest
 from kvfold.train.options import HealOptions
 from kvfold.train.run_folder import begin_run, find_run, step_of
 from kvfold.train.teacher import followed_windows, load_teacher
@@ -110,16 +110,16 @@ def heal(
         if processes.is_main_process:
             begin_run(run, key, overwrite=overwrite)
         processes.wait_for_everyone()
+        complete = partial(write_rest, tokenizer=tokenizer, source=source.path)
         if last is not None and _stopped(run, chosen, material.goal):
             network, _ = load_model(last, dtype=torch.float32)
             state = network.state_dict()
         else:
-            finish = partial(complete, tokenizer=tokenizer, source=source.path)
-            state = train(network, material, chosen, run, complete=finish, last=last, progress=progress)
+            state = train(network, material, chosen, run, complete=complete, last=last, progress=progress)
         healing = _summary(run, chosen, last, material.goal)
         if processes.is_main_process:
             write_json(run / RESULT_FILE, healing.to_dict())
-            write_model(run / MODEL_FOLDER, network, state, tokenizer, source, _healed(healing))
+            write_model(run / MODEL_FOLDER, network, state, source, _healed(healing), complete=complete)
         processes.wait_for_everyone()
     return healing
 

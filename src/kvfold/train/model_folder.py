@@ -1,6 +1,7 @@
 """The folder of a healed model: weights in the dtype of the original folder, what that had beside them, and a card."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ def write_model(
     place: Path,
     network: Any,
     state: dict[str, Tensor],
-    tokenizer: PreTrainedTokenizerBase,
     source: Checkpoint,
     healed: str,
+    *,
+    complete: Callable[[Path], None],
 ) -> None:
     """Write the network with the weights in `state`; it is in the dtype of `source` afterwards.
 
     Args:
         healed: paragraph of the card that says how.
+        complete: called with the folder, to write what a model folder has beside config, weights and card.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -36,11 +39,11 @@ def write_model(
     with new_folder(place) as folder:
         kept = {name: _cast(tensor, source.dtype) for name, tensor in state.items() if name not in tied}
         network.save_pretrained(folder, state_dict=kept)
-        complete(folder, tokenizer, source.path)
+        complete(folder)
         write_text(folder / CARD_FILE, card(source.path / CARD_FILE, healed))
 
 
-def complete(folder: Path, tokenizer: PreTrainedTokenizerBase, source: Path) -> None:
+def write_rest(folder: Path, tokenizer: PreTrainedTokenizerBase, source: Path) -> None:
     """Put into `folder` what a model folder has beside config, weights and card."""
     tokenizer.save_pretrained(folder)
     for name in KEPT_FILES:
