@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kvfold.errors import KvfoldError
+from kvfold.train import data
 from kvfold.train.data import WindowReader
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -16,7 +17,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 def windows(tokenizer, tmp_path):
     tokenizer.eos_token = "<unk>"
 
-    def build(*data, windows=4, vocabulary=32, column=None, **options):
+    def build(*sources, windows=4, vocabulary=32, column=None, **options):
         reader = WindowReader(
             tokenizer=tokenizer,
             vocabulary=vocabulary,
@@ -24,7 +25,7 @@ def windows(tokenizer, tmp_path):
             cache=tmp_path / "cache",
             progress=lambda *_: None,
         )
-        return reader.mixed({str(name): column for name in data}, windows, **options)
+        return reader.mixed({str(name): column for name in sources}, windows, **options)
 
     return build
 
@@ -123,3 +124,9 @@ def test_mistakes_are_one_line_and_leave_nothing(name, windows, tmp_path, one_li
         windows(tmp_path / file, **options)
     assert expected in one_line(error)
     assert not list((tmp_path / "cache").glob(".*"))
+
+
+def test_shipped_texts_need_no_file(windows, monkeypatch, tmp_path):
+    (tmp_path / "short.txt").write_text(" ".join("a" * 20))
+    monkeypatch.setattr(data, "CALIBRATION", tmp_path / "short.txt")
+    assert windows("default", windows=2)[0]["input_ids"].tolist() == [1] * 8

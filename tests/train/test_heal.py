@@ -110,7 +110,7 @@ def test_the_order_follows_from_the_seed(converted, options, tmp_path):
 
 
 MISTAKES = {
-    "no data": ({"data": ()}, "no training data was given: name a file or a dataset with --data."),
+    "no data": ({"data": ()}, "no training data was given: name a file or a dataset with --data, or default."),
     "missing": ({"data": "gone.txt"}, "cannot read text file gone.txt: No such file or directory."),
     "missing table": ({"data": "gone.jsonl"}, "training data gone.jsonl does not exist: give the path of a file."),
     "twice": ({"data": ("a", "a")}, "data names a source twice: name it once, with a larger weight."),

@@ -33,7 +33,8 @@ def _add_data(parser: ArgumentParser) -> None:
         "--data",
         nargs="+",
         metavar="SOURCE",
-        help="files (.txt, .md, .jsonl, .json, .parquet) and Hugging Face datasets (name or name:configuration)",
+        help="files (.txt, .md, .jsonl, .json, .parquet), Hugging Face datasets (name or name:configuration), or "
+        "default, the textbook excerpts in the package",
     )
     data.add_argument(
         "--data-weights",
@@ -100,7 +101,12 @@ def _add_loss(parser: ArgumentParser) -> None:
 
 def _add_stopping(parser: ArgumentParser) -> None:
     stopping = parser.add_argument_group("held-out text and early stop")
-    stopping.add_argument("--held-out", type=str, metavar="SOURCE", help="text to measure the loss on while training")
+    stopping.add_argument(
+        "--held-out",
+        type=str,
+        metavar="SOURCE",
+        help="text to measure the loss on while training, or default, the novel in the package",
+    )
     stopping.add_argument("--held-out-windows", type=int, metavar="N", help="sequences of it (default: 24)")
     stopping.add_argument("--held-out-steps", type=int, metavar="N", help="steps between measurements (default: 50)")
     stopping.add_argument(
@@ -166,7 +172,7 @@ COMMAND = Command(
         "and in the end the healed model (RUN/model). A killed run goes on with --resume, with the same result."
     ),
     example=(
-        "kvfold heal smollm2-mla healed --data novel.txt --steps 200\n"
+        "kvfold heal smollm2-mla healed --data default --held-out default --steps 50 --batch 2\n"
         "kvfold heal smollm2-mla healed --data novel.txt --teacher smollm2 --trains attention\n"
         "kvfold evaluate healed/model --text other.txt"
     ),

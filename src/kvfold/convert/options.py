@@ -13,9 +13,8 @@ from kvfold.convert.factorize import FACTORIZATIONS, NEEDS_CALIBRATION
 from kvfold.convert.rotary import LAYOUTS, Strategy
 from kvfold.errors import BudgetError, OptionError
 from kvfold.registry import lookup
-from kvfold.texts import CALIBRATION
+from kvfold.texts import CALIBRATION, DEFAULT_TEXT
 
-DEFAULT_TEXT = "default"
 SAMPLED_TEXT = "sampled"
 RANDOM_TEXT = "random"
 """The calibration entries that are no files: the shipped text, text sampled from the model, and random tokens."""

@@ -9,11 +9,11 @@ from jaxtyping import Int64
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from kvfold.convert.options import DEFAULT_TEXT, RANDOM_TEXT, SAMPLED_TEXT, ConvertOptions
+from kvfold.convert.options import RANDOM_TEXT, SAMPLED_TEXT, ConvertOptions
 from kvfold.convert.sampling import random_tokens, sample_from
 from kvfold.errors import TextError
 from kvfold.progress import Progress
-from kvfold.texts import CALIBRATION, read_slice, read_text, share_windows, text_size, token_ids
+from kvfold.texts import CALIBRATION, DEFAULT_TEXT, read_slice, read_text, share_windows, text_size, token_ids
 
 WHOLE_FILE_BYTES = 2**20
 """Smaller files are tokenised whole: that takes about a second."""

@@ -2,10 +2,11 @@
 
 from kvfold.texts.reading import check_vocabulary, read_slice, read_text, text_size, token_ids
 from kvfold.texts.sharing import share_windows
-from kvfold.texts.shipped import CALIBRATION, EVALUATION
+from kvfold.texts.shipped import CALIBRATION, DEFAULT_TEXT, EVALUATION
 
 __all__ = [
     "CALIBRATION",
+    "DEFAULT_TEXT",
     "EVALUATION",
     "check_vocabulary",
     "read_slice",

@@ -3,6 +3,9 @@
 from importlib.resources import files
 from pathlib import Path
 
+DEFAULT_TEXT = "default"
+"""What a user gives instead of a file to take a shipped text."""
+
 _FOLDER = Path(str(files("kvfold.texts")))
 
 CALIBRATION = _FOLDER / "calibration.txt"

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from kvfold.checkpoint import new_folder
 from kvfold.errors import OptionError, TextError
 from kvfold.progress import Progress
-from kvfold.texts import check_vocabulary, share_windows
+from kvfold.texts import CALIBRATION, DEFAULT_TEXT, EVALUATION, check_vocabulary, share_windows
 from kvfold.train.documents import documents
 
 IGNORED = -100
@@ -98,7 +98,8 @@ class WindowReader:
         length: tokens per window.
         cache: folder where tokens are kept; a source that is there is not read again.
 
-    Sources are files and hub datasets: `name`, or `name:configuration` where a dataset has several; split `train`.
+    Sources are files, hub datasets (`name`, or `name:configuration` where a dataset has several; split `train`), and
+    `default`, a shipped text.
     Every method may raise:
         OptionError: there are more sources than windows, or `datasets` is missing where it is needed.
         TextError: a source is missing, unreadable or empty, lacks the column or is shorter than one window.
@@ -132,13 +133,14 @@ class WindowReader:
             )
         counts = share_windows(windows, weights or [1.0] * len(data))
         sources = [
-            self._source(name, count, column) for (name, column), count in zip(data.items(), counts, strict=True)
+            self._source(str(CALIBRATION) if name == DEFAULT_TEXT else name, count, column)
+            for (name, column), count in zip(data.items(), counts, strict=True)
         ]
         return PackedWindows(sources, counts, self.length, seed)
 
     def first(self, name: str, most: int) -> PackedWindows:
-        """The first windows of one source, `most` or as many as it has."""
-        source = self._source(name, most, None)
+        """The first windows of one source, `most` or as many as it has; `default` is the shipped novel."""
+        source = self._source(str(EVALUATION) if name == DEFAULT_TEXT else name, most, None)
         return PackedWindows([source], [min(most, len(source.ids) // self.length)], self.length, seed=0)
 
     def _source(self, name: str, windows: int, column: str | None) -> Packed:

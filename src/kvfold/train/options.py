@@ -7,6 +7,7 @@ from typing import Any
 
 from kvfold.errors import OptionError
 from kvfold.registry import lookup
+from kvfold.texts import DEFAULT_TEXT
 
 TRAINS = ("attention", "all", "lora")
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -20,7 +21,8 @@ class HealOptions:
     linear warm-up, a constant rate, and a decay by 1 - sqrt to zero.
 
     Args:
-        data: text, Markdown, JSON Lines or Parquet files, and hub datasets (`name` or `name:configuration`).
+        data: text, Markdown, JSON Lines or Parquet files, hub datasets (`name` or `name:configuration`), and `default`,
+            the shipped textbook excerpts.
         data_weights: one positive number per entry of `data`, its share of the sequences; empty weighs all alike.
         column: of the text in tables, one for all of `data` or one for each; empty takes `text`, or `messages` (chats)
             by the tokenizer's template.
@@ -41,8 +43,8 @@ class HealOptions:
         hidden_weight: gamma, what the distance from the teacher's hidden states counts.
         teacher_top_k: keep only the teacher's k likeliest tokens, computed once and put on disk; 0 follows all of them
             and runs the teacher in every step.
-        held_out: text on which the loss is measured while training, in `held_out_windows` sequences or as many as it
-            has, every `held_out_steps` steps.
+        held_out: text (`default`: the shipped novel) on which the loss is measured while training, in
+            `held_out_windows` sequences or as many as it has, every `held_out_steps` steps.
         patience: stop when the held-out loss has not fallen in so many measurements.
         recover: stop when this share of the held-out loss between the start's and the teacher's is won back.
         price_per_hour: of the machine in any currency, to show what a run has cost so far.
@@ -89,7 +91,7 @@ class HealOptions:
     def __post_init__(self) -> None:
         """Refuse what can be refused before a model is opened."""
         if not self.data:
-            raise OptionError("no training data was given: name a file or a dataset with --data.")
+            raise OptionError("no training data was given: name a file or a dataset with --data, or default.")
         if len(set(self.data)) < len(self.data):
             raise OptionError("data names a source twice: name it once, with a larger weight.")
         if self.data_weights and len(self.data_weights) != len(self.data):
@@ -134,7 +136,7 @@ class HealOptions:
         for name in ("patience", "recover"):
             if self._value(name) is not None and self.held_out is None:
                 raise OptionError(f"{name} stops by the loss on a held-out text: name one with --held-out.")
-        if self.held_out in self.data:
+        if self.held_out in self.data and self.held_out != DEFAULT_TEXT:
             raise OptionError(f"held_out is {self.held_out}, which is trained on: name another text.")
         if self.patience is not None:
             self._check("patience", self.patience >= 1, "1 or more")
