@@ -120,12 +120,7 @@ def main() -> None:
         fit_tokens=FIT_TOKENS,
     )
     network, tokenizer = kvfold.load_model(MODEL, dtype=torch.float32)
-    texts = {
-        name: token_ids(
-            tokenizer, read_text(arguments.valid / file), minimum=max(WINDOWS.values()) * CONTEXT, name=file
-        )
-        for name, file in TEXTS.items()
-    }
+    texts = load_texts(tokenizer, arguments.valid)
     for kind in WINDOWS:
         results.row(f"original, {kind}", lambda kind=kind: {"nats": score(network, texts, kind)})
     for bits in (8, 4):
@@ -147,6 +142,14 @@ def main() -> None:
             layer.self_attn = attention
         kind = "ablation" if name.startswith(ABLATION) else "whole" if name.startswith(PER_LAYER) else "folded"
         results.row(name, lambda o=options, kind=kind: {"options": o, "nats": score(network, texts, kind)})
+
+
+def load_texts(tokenizer: Any, folder: Path) -> dict[str, Tensor]:
+    """Token ids of what is reported on."""
+    most = max(WINDOWS.values()) * CONTEXT
+    return {
+        name: token_ids(tokenizer, read_text(folder / file), minimum=most, name=file) for name, file in TEXTS.items()
+    }
 
 
 def mixed_with(texts: list[Path], entry: str, weight: float) -> dict[str, Any]:
