@@ -1,6 +1,6 @@
 """Healing curves of several conversions of one or more models, on the same text in the same order.
 
-Run: python benchmarks/healing_curves.py recipes/figures/NAME.yaml TRAIN_FOLDER HELD_OUT.txt --work FOLDER [--only PART]
+Run: python benchmarks/healing_curves.py recipes/figures/NAME.yaml TRAIN_FOLDER HELD_OUT.txt --work FOLDER [--only MODEL]
 
 Trains on all texts of TRAIN_FOLDER. Models, conversions and runs are kept in FOLDER: a run that was stopped goes on, a
 finished one is not made again. Writes results/curves_NAME.json, which `python benchmarks/figures.py` draws.
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("train", type=Path, metavar="TRAIN_FOLDER")
     parser.add_argument("held_out", type=Path, metavar="HELD_OUT.txt")
     parser.add_argument("--work", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--only", default="", metavar="PART", help="only curves whose names contain this")
+    parser.add_argument("--only", metavar="MODEL", help="only this model of the recipe, so that two can run at once")
     arguments = parser.parse_args()
     recipe = yaml.safe_load(arguments.recipe.read_text())
     texts = sorted(map(str, arguments.train.glob("*.txt")))
@@ -45,13 +45,14 @@ def main() -> None:
     )
     data = {"data": texts, "held_out": str(arguments.held_out)}
     for model, chosen in recipe["models"].items():
+        if arguments.only not in (None, model):
+            continue
         work = arguments.work / model
         source = chosen.get("checkpoint") or pretrained(work, chosen["shape"], data | recipe["pretrain"], texts)
         for name, changes in chosen["curves"].items():
             place, options = work / name.replace(" ", "-"), data | recipe["heal"] | changes.get("heal", {})
             conversion = changes.get("convert", {}) and {"calibration": texts} | changes["convert"]
-            if arguments.only in (row := f"{model}: {name}"):
-                results.row(row, lambda s=source, p=place, c=conversion, o=options: curve(s, p, c, o))
+            results.row(f"{model}: {name}", lambda s=source, p=place, c=conversion, o=options: curve(s, p, c, o))
 
 
 def pretrained(work: Path, shape: dict[str, Any], options: dict[str, Any], texts: list[str]) -> Path:

@@ -11,26 +11,32 @@ from kvfold.report import provenance
 
 
 class ResultFile:
-    """Rows by name in one JSON file, written after each; rows that are there already are not measured again."""
+    """Rows by name in one JSON file, written after each; rows that are there already are not measured again.
+
+    Two processes may fill one file, each with rows of its own.
+    """
 
     def __init__(self, path: Path, **facts: Any) -> None:
-        self._path = path
-        stored = json.loads(path.read_text()) if path.exists() else {}
-        self._rows: dict[str, Any] = stored.get("rows", {}) if stored.get("facts") == facts else {}
-        self._facts = facts
+        self._path, self._facts = path, facts
 
     def __contains__(self, name: str) -> bool:
-        return name in self._rows
+        return name in self._rows()
 
     def row(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The row `name`, measured unless it is there."""
-        if name not in self._rows:
-            self._rows[name] = measure()
+        if name not in self:
+            measured = measure()
             self._path.parent.mkdir(parents=True, exist_ok=True)
             origin = provenance(seed=0, command=_command())
-            write_json(self._path, {"facts": self._facts, "provenance": origin, "rows": self._rows})
-        print(name, json.dumps(self._rows[name])[:160], flush=True)
-        return self._rows[name]
+            rows = self._rows() | {name: measured}
+            write_json(self._path, {"facts": self._facts, "provenance": origin, "rows": rows})
+        row = self._rows()[name]
+        print(name, json.dumps(row)[:160], flush=True)
+        return row
+
+    def _rows(self) -> dict[str, Any]:
+        stored = json.loads(self._path.read_text()) if self._path.exists() else {}
+        return stored.get("rows", {}) if stored.get("facts") == self._facts else {}
 
 
 def _command() -> str:
