@@ -1,6 +1,6 @@
 """Healing curves of several conversions of one or more models, on the same text in the same order.
 
-Run: python benchmarks/healing_curves.py recipes/figures/NAME.yaml TRAIN_FOLDER HELD_OUT.txt --work FOLDER [--only MODEL]
+Run: python benchmarks/healing_curves.py recipes/figures/NAME.yaml TRAIN_FOLDER HELD_OUT.txt --work FOLDER
 
 Trains on all texts of TRAIN_FOLDER. Models, conversions and runs are kept in FOLDER: a run that was stopped goes on, a
 finished one is not made again. Writes results/curves_NAME.json, which `python benchmarks/figures.py` draws.
