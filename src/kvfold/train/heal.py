@@ -17,6 +17,7 @@ from kvfold.checkpoint import alone, open_checkpoint, write_json
 from kvfold.errors import OptionError
 from kvfold.modeling import load_model
 from kvfold.progress import Progress, silent
+from kvfold.texts import DEFAULT_TEXT
 from kvfold.train import training
 from kvfold.train.curve import read_curve
 from kvfold.train.data import WindowReader
@@ -179,7 +180,8 @@ def _stopped(run: Path, options: HealOptions, goal: float | None) -> str | None:
 def _healed(healing: Healing) -> str:
     """How a model was healed, for its card."""
     options = healing.options
-    sources = ", ".join(Path(name).name if Path(name).is_file() else name for name in options.data)
+    names = {DEFAULT_TEXT: "the textbook excerpts in the package"}
+    sources = ", ".join(names.get(name, Path(name).name if Path(name).is_file() else name) for name in options.data)
     taught = "" if options.teacher is None else f", following `{options.teacher}`"
     lines = [
         f"Trained by `kvfold heal` for {healing.steps:,} steps, {healing.tokens:,} tokens of {sources}{taught}.",
