@@ -57,6 +57,7 @@ def draw_curves(result: dict[str, Any]) -> None:
     for figure, panels in recipe["figures"].items():
         record = {
             "axis": "step",
+            "label": "Loss",
             "smooth": SMOOTH,
             "panels": [
                 {

@@ -17,7 +17,7 @@ def curve(name, start, end, steps=400):
 def record():
     curves = [curve("baseline", 3.0, 2.9), curve("d_kv=16", 14.0, 3.1)]
     panels = [{"title": "MHA2MLA: a", "curves": curves}, {"title": "GQA2MLA: b", "curves": curves[:1]}]
-    return {"panels": panels, "axis": "step", "smooth": 0.05}
+    return {"panels": panels, "axis": "step", "label": "Loss", "smooth": 0.05}
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 40])

@@ -47,7 +47,8 @@ def run(options: Namespace, progress: Progress) -> Result:
         for title, runs in _panels(options.runs, options.title).items()
     ]
     paths = [str(Path(path).expanduser()) for path in options.out or ["losses.png"]]
-    draw_losses({"panels": panels, "axis": options.x, "smooth": share}, paths)
+    label = "Loss on the held-out text" if options.held_out else "Loss"
+    draw_losses({"panels": panels, "axis": options.x, "label": label, "smooth": share}, paths)
     rows = []
     for panel in panels:
         for curve in panel["curves"]:

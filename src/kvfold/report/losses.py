@@ -66,6 +66,7 @@ def losses_figure(record: Record) -> Figure:
             `panels`: dicts of `title` and `curves`, from top to bottom; a curve has a `name`, `x` and the `losses`
             there (nats per token);
             `axis`: what `x` is: `step` or `tokens`;
+            `label`: what the losses are, beside their axis;
             `smooth`: share of the points in one mean, see `smoothed`.
     """
     panels = record["panels"]
@@ -74,7 +75,7 @@ def losses_figure(record: Record) -> Figure:
         for place, panel in enumerate(panels, start=1):
             axes = figure.add_subplot(len(panels), 1, place)
             _draw_panel(axes, panel, record["smooth"])
-            axes.set_xlabel(AXES[record["axis"]])
+            axes.set(xlabel=AXES[record["axis"]], ylabel=record["label"])
     return figure
 
 
@@ -99,7 +100,7 @@ def _draw_panel(axes: Axes, panel: Record, smooth: float) -> None:
         axes.plot(curve["x"], curve["losses"], color=colour, linewidth=0.6, alpha=0.22)
         axes.plot(curve["x"], means, color=colour, linewidth=1.7, label=curve["name"])
     bottom, top = _limits([(np.asarray(curve["losses"]), means) for curve, means in curves])
-    axes.set(xlim=(0, max(curve["x"][-1] for curve, _ in curves)), ylim=(bottom, top), ylabel="Loss")
+    axes.set(xlim=(0, max(curve["x"][-1] for curve, _ in curves)), ylim=(bottom, top))
     axes.set_title(panel["title"], loc="left", fontsize=10.5, color=MUTED)
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
