@@ -39,6 +39,12 @@ def test_panels_come_from_a_file(runs, capsys):
     assert "MHA: d_kv=8" in capsys.readouterr().out
 
 
+def test_an_equals_sign_may_be_in_names_and_folders(runs, capsys):
+    (runs / "base").rename(runs / "d_kv=16")
+    assert cli.main(["plot", "d_kv=16", "d_kv=8=healed", "a=d_kv=16", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)["curves"]] == ["d_kv=16", "d_kv=8", "a"]
+
+
 MISTAKES = {
     "gone": (["gone"], "cannot read the curve gone/curve.jsonl"),
     "empty": (["empty"], "the run empty has no step yet"),
@@ -50,6 +56,14 @@ MISTAKES = {
     "no file": (["gone.yaml"], "cannot read the figure gone.yaml"),
     "no panels": (["list.yaml"], "must hold titles of panels"),
     "no runs": (["none.yaml"], "the panel 'a' has no runs"),
+    "no panel": (["nothing.yaml"], "nothing.yaml has no panels"),
+    "panel twice": (["panels.yaml"], "panels.yaml has 'a' twice"),
+    "curve twice": (["curves.yaml"], "curves.yaml has 'b' twice"),
+    "title": (["none.yaml", "--title", "a"], "none.yaml gives the titles itself"),
+    "no name": (["=base"], "'=base' has no name before the ="),
+    "no loss": (["odd"], "the curve odd/curve.jsonl has a row without a number as step or loss"),
+    "no tokens": (["odd", "--held-out", "--x", "tokens"], "odd/held_out.jsonl has a row without a number as tokens"),
+    "no number": (["diverged"], "the curve diverged/curve.jsonl has a loss that is no number any more"),
 }
 
 
@@ -57,6 +71,16 @@ MISTAKES = {
 def test_mistakes_are_one_line(name, runs, capsys):
     (runs / "list.yaml").write_text("- a\n")
     (runs / "none.yaml").write_text("a:\n")
+    (runs / "nothing.yaml").write_text("{}\n")
+    (runs / "panels.yaml").write_text("a:\n  b: base\na:\n  b: healed\n")
+    (runs / "curves.yaml").write_text("a:\n  b: base\n  b: healed\n")
+    for folder, file, text in (
+        ("odd", "curve.jsonl", "5\n"),
+        ("odd", "held_out.jsonl", '{"step": 1, "loss": 3.0}\n'),
+        ("diverged", "curve.jsonl", '{"step": 1, "loss": NaN}\n'),
+    ):
+        (runs / folder).mkdir(exist_ok=True)
+        (runs / folder / file).write_text(text)
     arguments, expected = MISTAKES[name]
     assert cli.main(["plot", *arguments]) == 2
     error = capsys.readouterr().err

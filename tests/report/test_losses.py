@@ -37,7 +37,7 @@ def test_ends_are_means():
 def test_what_the_curves_come_down_to_fills_the_panel_and_the_rest_is_told(record):
     above, below = losses_figure(record).axes
     assert 3.0 < above.get_ylim()[1] < 6 and above.get_xlim() == (0, 400)
-    assert above.get_title("left") == "MHA2MLA: a" and above.get_title("right").startswith("1 start above, up to 13.")
+    assert above.get_title("left") == "MHA2MLA: a" and above.get_title("right").startswith("cut off: 1 of 2, up to 13.")
     assert below.get_title("right") == "" and below.get_xlabel() == "#Step"
     assert [text.get_text() for text in above.get_legend().get_texts()] == ["baseline", "d_kv=16"]
 
@@ -45,6 +45,40 @@ def test_what_the_curves_come_down_to_fills_the_panel_and_the_rest_is_told(recor
 def test_a_curve_that_stays_high_is_not_cut_off(record):
     record["panels"][0]["curves"].append(curve("stuck", 9.0, 8.9))
     assert losses_figure(record).axes[0].get_ylim()[1] > 9
+
+
+def test_a_spike_that_is_cut_off_is_told(record):
+    record["panels"][1]["curves"][0]["losses"][200] = 50.0
+    assert losses_figure(record).axes[1].get_title("right") == "cut off: 1 of 1, up to 50.0"
+
+
+@pytest.mark.parametrize("count", [2, 4, 10])
+def test_no_curve_is_behind_the_legend(record, count):
+    record["panels"] = [{"title": "", "curves": [curve(f"{place}", 4.0, 3.5 + place / 9) for place in range(count)]}]
+    axes = losses_figure(record).axes[0]
+    box = axes.get_legend().get_window_extent().transformed(axes.transData.inverted())
+    for drawn in record["panels"][0]["curves"]:
+        behind = np.asarray(drawn["x"]) >= box.x0
+        assert behind.any() and smoothed(drawn["losses"], 0.05)[behind].max() < box.y0
+
+
+def test_every_curve_is_in_the_legend_and_looks_its_own(record):
+    names = ["_old", *(f"{place}" for place in range(8))]
+    record["panels"] = [{"title": "", "curves": [curve(name, 4.0, 3.0) for name in names]}]
+    legend = losses_figure(record).axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == names
+    assert len({(line.get_color(), line.get_linestyle()) for line in legend.get_lines()}) == 9
+
+
+def test_ticks_of_many_tokens_are_short(record):
+    record["panels"][0]["curves"] = [{"name": "a", "x": [1, 6_000_000_000], "losses": [3.0, 2.0]}]
+    ticks = [text.get_text() for text in losses_figure(record | {"axis": "tokens"}).axes[0].get_xticklabels()]
+    assert {"0", "2B"} <= set(ticks)
+
+
+def test_a_single_point_is_seen(record):
+    record["panels"] = [{"title": "", "curves": [{"name": "a", "x": [0], "losses": [3.0]}]}]
+    assert losses_figure(record).axes[0].get_lines()[-1].get_marker() == "o"
 
 
 @pytest.mark.parametrize("losses", [[3.0], [3.0, 3.0], [14.0, 3.0, 2.9]])

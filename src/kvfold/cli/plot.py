@@ -1,12 +1,13 @@
 """`kvfold plot`: the loss curves of training runs over each other."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
 from kvfold.cli.command import Command, Result
-from kvfold.errors import OptionError, TextError
+from kvfold.errors import CheckpointError, OptionError, TextError
 from kvfold.progress import Progress
 
 
@@ -61,16 +62,29 @@ def run(options: Namespace, progress: Progress) -> Result:
 def _panels(runs: list[str], title: str) -> dict[str, dict[str, Path]]:
     """Folders by name of the curve, by title of the panel."""
     if len(runs) == 1 and runs[0].endswith((".yaml", ".yml")):
+        if title:
+            raise OptionError(f"--title is for runs; {runs[0]} gives the titles itself: leave --title out.")
         return _panels_of_file(Path(runs[0]).expanduser())
     named: dict[str, Path] = {}
     for run in runs:
-        name, sign, folder = run.rpartition("=")  # names may have one, too: d_kv=16=runs/16
-        path = Path(folder).expanduser()
-        name = name if sign else path.resolve().name
+        name, path = _named(run)
         if name in named:
             raise OptionError(f"two runs are called {name}: give one of them another name, NAME={path}.")
         named[name] = path
     return {title: named}
+
+
+def _named(run: str) -> tuple[str, Path]:
+    """Name and folder of FOLDER or NAME=FOLDER; both may have an `=`, so what is a folder decides."""
+    parts = run.split("=")
+    splits = [
+        (parts[:place], Path("=".join(parts[place:])).expanduser()) for place in (0, *range(len(parts) - 1, 0, -1))
+    ]
+    before, path = next((split for split in splits if split[1].is_dir()), splits[len(parts) > 1])
+    name = "=".join(before) if before else path.resolve().name
+    if not name:
+        raise OptionError(f"{run!r} has no name before the =: write NAME={path}, or the folder alone.")
+    return name, path
 
 
 def _panels_of_file(path: Path) -> dict[str, dict[str, Path]]:
@@ -78,16 +92,29 @@ def _panels_of_file(path: Path) -> dict[str, dict[str, Path]]:
     import yaml
 
     try:
-        content: Any = yaml.safe_load(path.read_text("utf-8"))
-        return {
-            str(title): {str(name): path.parent / folder for name, folder in runs.items()}
+        text = path.read_text("utf-8")
+        content: Any = yaml.safe_load(text)
+        panels = {
+            str(title): {str(name): path.parent / Path(folder).expanduser() for name, folder in runs.items()}
             for title, runs in content.items()
             if runs or _no_runs(path, title)
         }
+        _check_once(path, yaml.compose(text, yaml.SafeLoader))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise TextError(f"cannot read the figure {path}: {' '.join(str(error).split())}") from error
     except (AttributeError, TypeError) as error:
         raise OptionError(f"{path} must hold titles of panels with NAME: FOLDER lines below each.") from error
+    if not panels:
+        raise OptionError(f"{path} has no panels.")
+    return panels
+
+
+def _check_once(path: Path, node: Any) -> None:
+    """Of a name that comes again in a mapping, YAML keeps the last one and says nothing."""
+    for mapping in (node, *(runs for _, runs in node.value)):
+        names = [name.value for name, _ in mapping.value]
+        if again := [name for name in names if names.count(name) > 1]:
+            raise OptionError(f"{path} has {again[0]!r} twice: give one of them another name.")
 
 
 def _no_runs(path: Path, title: str) -> bool:
@@ -100,7 +127,13 @@ def _curve(name: str, folder: Path, file: str, axis: str) -> dict[str, Any]:
     rows = read_curve(folder, file)
     if not rows:
         raise TextError(f"the run {folder} has no step yet: draw it later.")
-    return {"name": name, "x": [row[axis] for row in rows], "losses": [row["loss"] for row in rows]}
+    try:
+        x, losses = [int(row[axis]) for row in rows], [float(row["loss"]) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the curve {folder / file} has a row without a number as {axis} or loss.") from error
+    if not all(map(math.isfinite, losses)):
+        raise CheckpointError(f"the curve {folder / file} has a loss that is no number any more.")
+    return {"name": name, "x": x, "losses": losses}
 
 
 def show(result: Result) -> None:

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -22,6 +23,8 @@ Record = Mapping[str, Any]
 
 LINES = (INK, "#45217c", "#9a78d6", "#e06ca3", "#0f8b8d", "#c9781b", "#4f6d1e")
 """Of the curves in their order: the first one is what the others are held against."""
+STROKES = ("-", "--", ":")
+"""Where there are more curves than colours, the colours come again in the next of these."""
 FORMATS = (".png", ".svg", ".html")
 AXES = {"step": "#Step", "tokens": "training tokens"}
 SMOOTH = 0.02
@@ -29,7 +32,11 @@ SMOOTH = 0.02
 SETTLED = 0.1
 """Share of a curve after which its loss must be inside the panel."""
 NEAR = 2.0
-"""A start that is not so many times as far up is shown, too."""
+"""A start or a spike that is not so many times as far up is shown, too."""
+CROWDED = 6
+"""From so many curves on, the legend has two columns."""
+LEAST_PART = 0.6
+"""Of a panel's height that the curves keep where the legend would be over them."""
 SMALL = 9.0
 
 
@@ -72,10 +79,15 @@ def losses_figure(record: Record) -> Figure:
     panels = record["panels"]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 0.5 + 3.1 * len(panels)), layout="constrained")
+        FigureCanvasAgg(figure)  # it measures the legends
         for place, panel in enumerate(panels, start=1):
             axes = figure.add_subplot(len(panels), 1, place)
             _draw_panel(axes, panel, record["smooth"])
             axes.set(xlabel=AXES[record["axis"]], ylabel=record["label"])
+        figure.draw_without_rendering()
+        for axes, panel in zip(figure.axes, panels, strict=True):
+            _clear_legend(axes, panel, record["smooth"])
+            _tell_cut_off(axes, panel)
     return figure
 
 
@@ -96,29 +108,64 @@ def ends(losses: Sequence[float], share: float) -> tuple[float, float]:
 
 def _draw_panel(axes: Axes, panel: Record, smooth: float) -> None:
     curves = [(curve, smoothed(curve["losses"], smooth)) for curve in panel["curves"]]
-    for (curve, means), colour in zip(curves, cycle(LINES), strict=False):
+    lines = []
+    for (curve, means), (stroke, colour) in zip(curves, cycle(product(STROKES, LINES)), strict=False):
         axes.plot(curve["x"], curve["losses"], color=colour, linewidth=0.6, alpha=0.22)
-        axes.plot(curve["x"], means, color=colour, linewidth=1.7, label=curve["name"])
+        marker = "o" if len(means) == 1 else ""
+        lines += axes.plot(curve["x"], means, stroke, marker=marker, color=colour, linewidth=1.7)
     bottom, top = _limits([(np.asarray(curve["losses"]), means) for curve, means in curves])
-    axes.set(xlim=(0, max(curve["x"][-1] for curve, _ in curves)), ylim=(bottom, top))
+    axes.set(xlim=(0, max(1, *(curve["x"][-1] for curve, _ in curves))), ylim=(bottom, top))
     axes.set_title(panel["title"], loc="left", fontsize=10.5, color=MUTED)
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _count(value)))
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.legend(loc="upper right", frameon=True, framealpha=0.85, edgecolor="none", facecolor=PAPER, fontsize=SMALL)
-    if above := [curve["losses"][0] for curve, _ in curves if curve["losses"][0] > top]:
-        axes.set_title(f"{len(above)} start above, up to {max(above):.1f}", loc="right", fontsize=SMALL, color=MUTED)
+    frame = {"frameon": True, "framealpha": 0.85, "edgecolor": "none", "facecolor": PAPER}
+    # Named one by one: matplotlib leaves out the names that begin with an underscore.
+    names = [curve["name"] for curve, _ in curves]
+    axes.legend(lines, names, loc="upper right", ncols=1 + (len(names) >= CROWDED), fontsize=SMALL, **frame)
+
+
+def _clear_legend(axes: Axes, panel: Record, smooth: float) -> None:
+    """Raise the end of the axis until no smoothed curve is behind the legend; it needs the layout."""
+    legend = axes.get_legend()
+    assert legend is not None
+    box = legend.get_window_extent().transformed(axes.transAxes.inverted())
+    left, highest = box.x0 * axes.get_xlim()[1], -np.inf
+    for curve in panel["curves"]:
+        x, means = np.asarray(curve["x"]), smoothed(curve["losses"], smooth)
+        if x[-1] >= left:
+            highest = max(highest, np.interp(left, x, means), means[x >= left].max())
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(bottom, max(top, bottom + (highest - bottom) / max(box.y0 - 0.02, LEAST_PART)))
+
+
+def _tell_cut_off(axes: Axes, panel: Record) -> None:
+    largest = [max(curve["losses"]) for curve in panel["curves"]]
+    if above := [loss for loss in largest if loss > axes.get_ylim()[1]]:
+        note = f"cut off: {len(above)} of {len(largest)}, up to {max(above):.1f}"
+        axes.set_title(note, loc="right", fontsize=SMALL, color=MUTED)
+
+
+def _count(value: float) -> str:
+    """Thousands separated; from a million on in millions or billions, which would run into each other in full."""
+    for size, unit in ((1e9, "B"), (1e6, "M")):
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:,.0f}"
 
 
 def _limits(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float]:
-    """Ends of the axis: from below all noise to what the highest curve has come down to soon after its start."""
-    low = min(np.percentile(losses, 1) for losses, _ in curves)
-    settled = max(means[int(SETTLED * len(means)) :].max() for _, means in curves)
-    near = low + NEAR * (settled - low)
-    high = max([settled, *(means.max() for _, means in curves if means.max() <= near)])
+    """Ends of the axis: from below nearly all noise to what the highest curve has come down to soon after its start."""
+    low = min(min(np.percentile(losses, 1), means.min()) for losses, means in curves)
+    later = [(losses[int(SETTLED * len(losses)) :], means[int(SETTLED * len(means)) :]) for losses, means in curves]
+    settled = max(max(np.percentile(losses, 99), means.max()) for losses, means in later)
+    tops = [*(losses.max() for losses, _ in later), *(means.max() for _, means in curves)]
+    near = NEAR * (settled - low)
+    high = max([settled, *(top for top in tops if top <= low + near)])
+    deepest = min([low, *(losses.min() for losses, _ in curves if losses.min() >= settled - near)])
     room = 0.08 * (high - low) or 0.1
-    return float(low - room), float(high + 2 * room)
+    return float(deepest - room), float(high + 2 * room)
 
 
 def _page(record: Record, figure: Figure) -> str:
