@@ -12,7 +12,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 
 def main() -> None:
-    for table in (demo, best_starts, rotary, ablation, tasks, starts, speeds, big, promises):
+    for table in (demo, best_starts, rotary, ablation, tasks, starts, speeds, healing, big, promises):
         try:
             print(f"{table()}\n")
         except FileNotFoundError as missing:
@@ -146,6 +146,20 @@ def speeds() -> str:
             for name, row in rows_of("decode_speed").items()
         ],
     )
+
+
+def healing() -> str:
+    """Healing a conversion beside healing the original."""
+    cells = [
+        (
+            name,
+            f"{row['speed_ratio']:.2f}",
+            "{:.2f} to {:.2f}".format(*row["speed_ratio_range"]),
+            f"{row['memory_ratio']:.2f}",
+        )
+        for name, row in rows_of("healing_speed").items()
+    ]
+    return markdown(("healing", "speed, converted / original", "range", "peak memory"), cells)
 
 
 def big() -> str:
