@@ -25,6 +25,7 @@ LEVELS = {
     "attention": 1,
     "errors": 0,
     "precision": 0,
+    "allocator": 0,
     "progress": 0,
     "registry": 0,
     "texts": 0,

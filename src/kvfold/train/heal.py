@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kvfold.allocator import keep_freed_memory
 from kvfold.checkpoint import alone, open_checkpoint, write_json
 from kvfold.errors import OptionError
 from kvfold.modeling import load_model
@@ -95,6 +96,8 @@ def heal(
     from accelerate import PartialState
 
     chosen, run = HealOptions.from_dict(options), Path(out)
+    if not torch.cuda.is_available():
+        keep_freed_memory()
     source = open_checkpoint(model)
     processes = PartialState(cpu=not torch.cuda.is_available(), timeout=LONGEST_WAIT)
     _check_processes(chosen, processes.num_processes)
