@@ -6,11 +6,12 @@ Run: python benchmarks/figures.py
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 from tables import RESULTS, loss, rows_of
 
-from kvfold.report.losses import SMOOTH, draw_losses
+from kvfold.report.losses import LINES, SMOOTH, draw_losses
 from kvfold.report.tradeoff import draw_tradeoff
 
 FOLDER = RESULTS.parent / "docs" / "figures"
@@ -29,7 +30,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     draw_best_starts()
     for path in sorted(RESULTS.glob("curves_*.json")):
-        draw_curves(json.loads(path.read_text()))
+        draw_curves(path.stem, json.loads(path.read_text()))
 
 
 def draw_best_starts() -> None:
@@ -51,7 +52,7 @@ def draw_best_starts() -> None:
     draw_tradeoff({"model": title, "original": original, "points": points}, FOLDER / "best_start")
 
 
-def draw_curves(result: dict[str, Any]) -> None:
+def draw_curves(stem: str, result: dict[str, Any]) -> None:
     """The figures that a recipe of `healing_curves.py` names, of the curves that are there."""
     recipe, rows = result["facts"]["recipe"], result["rows"]
     for figure, panels in recipe["figures"].items():
@@ -73,6 +74,34 @@ def draw_curves(result: dict[str, Any]) -> None:
         }
         if all(panel["curves"] for panel in record["panels"]):
             draw_losses(record, [FOLDER / f"{figure}.png", FOLDER / f"{figure}.svg"])
+    if "starts" in recipe:
+        draw_starts(recipe["starts"], rows, FOLDER / f"{stem}_starts")
+
+
+def draw_starts(starts: dict[str, Any], rows: Any, stem: Path) -> None:
+    """Our starts beside the paper's at the same budgets, on the training text and on the held-out one."""
+    chosen = {f"{starts['model']}: {starts['baseline']}": ("original, healed alike", 0)}
+    for place, (budget, names) in enumerate(starts["budgets"].items(), start=1):
+        chosen[f"{starts['model']}: {names['ours']}"] = (f"kvfold, {budget}", place)
+        chosen[f"{starts['model']}: {names['paper']}"] = (f"MHA2MLA's start, {budget}", place + len(LINES))
+    if not chosen.keys() <= rows.keys():
+        return
+    training = [
+        {
+            "name": label,
+            "x": [step * rows[name]["step_tokens"] for step in rows[name]["steps"]],
+            "losses": rows[name]["losses"],
+            "line": line,
+        }
+        for name, (label, line) in chosen.items()
+    ]
+    held_out = []
+    for name, (label, line) in chosen.items():
+        tokens, losses = zip(*rows[name]["held_out"], strict=True)
+        held_out.append({"name": label, "x": tokens, "losses": losses, "line": line})
+    panels = [{"title": "training text", "curves": training}, {"title": "held-out text", "curves": held_out}]
+    record = {"axis": "tokens", "label": "Loss", "smooth": 4 * SMOOTH, "panels": panels}
+    draw_losses(record, [stem.with_suffix(suffix) for suffix in (".png", ".svg")])
 
 
 def point(method: str, cache: str, kept: float, rows: Any, name: str) -> dict[str, Any]:

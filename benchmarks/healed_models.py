@@ -7,17 +7,13 @@ The first model is the original. Models that are in the result file already are 
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import torch
-from best_start import CONTEXT, TEXTS, WINDOWS, load_texts, score
+from best_start import CONTEXT, TEXTS, WINDOWS
 from commonsense_tasks import NAMES, named
-from commonsense_tasks import score as task_scores
 from result_file import ResultFile
 
-import kvfold
-from kvfold.evaluate import measure_cache
-from kvfold.evaluate.quantized import quantized_cache_factory
+from kvfold.evaluate import Examination
 
 
 def main() -> None:
@@ -28,31 +24,23 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=1000, help="items per task (default: 1000)")
     parser.add_argument("--out", type=Path, default=Path("results/healed_models.json"))
     arguments = parser.parse_args()
-    names = [f"offline_{name}" for name in NAMES]
-    results = ResultFile(arguments.out, texts=TEXTS, windows=WINDOWS["whole"], context=CONTEXT, limit=arguments.limit)
-    original = arguments.models[0][1]
-    results.row("int4 cache", lambda: with_int4_cache(original, arguments.valid))
-    for name, model in arguments.models:
-        results.row(name, lambda m=model: on_texts(m, arguments.valid) | on_tasks(m, names, arguments))
-
-
-def on_texts(model: str, valid: Path) -> dict[str, Any]:
-    network, tokenizer = kvfold.load_model(model, dtype=torch.float32)
-    return {"nats": score(network, load_texts(tokenizer, valid), "whole")}
-
-
-def on_tasks(model: str, names: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
-    return task_scores(model, names, arguments.tasks, arguments.limit)
-
-
-def with_int4_cache(model: str, valid: Path) -> dict[str, Any]:
-    """As many bytes as a conversion to 31.25 % has in bf16; texts alone."""
-    network, tokenizer = kvfold.load_model(model, dtype=torch.float32)
-    factory = quantized_cache_factory(network.config, nbits=4)
-    return {
-        "cache_elements": measure_cache(network).elements_per_token_and_layer,
-        "nats": score(network, load_texts(tokenizer, valid), "whole", factory),
-    }
+    examination = Examination.of(
+        [arguments.valid / name for name in TEXTS.values()],
+        context=CONTEXT,
+        windows=WINDOWS["whole"],
+        tasks=[f"offline_{name}" for name in NAMES],
+        task_folder=arguments.tasks,
+        limit=arguments.limit,
+    )
+    facts = {"texts": list(TEXTS.values()), "windows": examination.windows, "context": CONTEXT}
+    results = ResultFile(arguments.out, **facts, limit=arguments.limit, dtype="bfloat16")
+    _, original = arguments.models[0]
+    rows = [(name, model, None) for name, model in arguments.models] + [("int4 cache", original, 4)]
+    for name, model, bits in rows:
+        results.row(
+            name,
+            lambda n=name, m=model, b=bits: examination.ask(n, m, cache_bits=b, dtype=torch.bfloat16).to_dict(),
+        )
 
 
 if __name__ == "__main__":

@@ -8,11 +8,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+from kvfold.report.formats import accuracy_text
+
 RESULTS = Path(__file__).parent.parent / "results"
 
 
 def main() -> None:
-    for table in (demo, best_starts, rotary, ablation, tasks, starts, speeds, healing, big, promises):
+    for table in (demo, best_starts, rotary, ablation, tasks, starts, speeds, healing, small_curves, smollm2_curves, our_starts, healed, big, promises):
         try:
             print(f"{table()}\n")
         except FileNotFoundError as missing:
@@ -113,7 +115,7 @@ def tasks() -> str:
     cells = []
     for name, row in rows.items():
         scores = [row["tasks"][task] for task in names]
-        mean = f"{100 * row['average']:.1f} ± {100 * row['average_standard_error']:.1f}"
+        mean = accuracy_text(row["average"], row["average_standard_error"])
         cells.append((name, f"{row['cache_elements']:.0f}", *(f"{100 * score['score']:.1f}" for score in scores), mean))
     return markdown(
         ("accuracy, %", "cached elements", *(name.removeprefix("offline_") for name in names), "average"), cells
@@ -160,6 +162,59 @@ def healing() -> str:
         for name, row in rows_of("healing_speed").items()
     ]
     return markdown(("healing", "speed, converted / original", "range", "peak memory"), cells)
+
+
+def small_curves() -> str:
+    return _curves("curves_small")
+
+
+def smollm2_curves() -> str:
+    return _curves("curves_smollm2")
+
+
+def _curves(file: str) -> str:
+    """Where healing curves begin and end, and how far above the first curve of their model they end."""
+    rows, cells = rows_of(file), []
+    for name, row in rows.items():
+        model = name.partition(": ")[0]
+        base = next(row for other, row in rows.items() if other.startswith(f"{model}: "))
+        first, last = row["held_out"][0][1], row["held_out"][-1][1]
+        losses = (row["first_loss"], row["last_loss"], row["last_loss"] - base["last_loss"], first, last)
+        cells.append((name, *(f"{value:.3f}" for value in losses)))
+    header = ("first step", "end", "end, over the baseline's", "held-out text, start", "held-out text, end")
+    return markdown(("nats per token", *header), cells)
+
+
+def our_starts() -> str:
+    """Tokens until our start is as good on the held-out text as the paper's in the end; what is left at the end."""
+    result = json.loads((RESULTS / "curves_smollm2.json").read_text())
+    starts, rows, cells = result["facts"]["recipe"]["starts"], result["rows"], []
+    base = rows[f"{starts['model']}: {starts['baseline']}"]["held_out"][-1][1]
+    for budget, names in starts["budgets"].items():
+        ours, paper = (rows[f"{starts['model']}: {names[side]}"]["held_out"] for side in ("ours", "paper"))
+        needed = next((f"{tokens:,}" for tokens, nats in ours if nats <= paper[-1][1]), "more")
+        ends = (paper[0][1], paper[-1][1], ours[0][1], ours[-1][1], paper[-1][1] - base, ours[-1][1] - base)
+        cells.append((budget, *(f"{value:.3f}" for value in ends), needed))
+    return markdown(
+        (
+            "cache kept",
+            *("MHA2MLA's start", "healed", "kvfold's start", "healed", "MHA2MLA over the baseline", "kvfold over it"),
+            "tokens until as good",
+        ),
+        cells,
+    )
+
+
+def healed() -> str:
+    """Perplexities over the original's, and the commonsense tasks."""
+    rows = rows_of("healed_models")
+    base, cells = rows["original"]["nats_per_token"], []
+    for name, row in rows.items():
+        ratios = [f"{math.exp(nats - base[text]):.2f}" for text, nats in row["nats_per_token"].items()]
+        tasks = row["tasks"]
+        mean = "" if tasks is None else accuracy_text(tasks["average"], tasks["average_standard_error"])
+        cells.append((name, f"{row['cache_bytes_per_token']:,.0f}", *ratios, mean))
+    return markdown(("", "cache bytes per token", *TEXTS, "six tasks, %"), cells)
 
 
 def big() -> str:

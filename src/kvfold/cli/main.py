@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from jsonargparse import ArgumentError, Namespace
 
-from kvfold.cli import convert, demo, evaluate, generate, heal, inspect, plan, plot, verify
+from kvfold.cli import compare, convert, demo, evaluate, generate, heal, inspect, plan, plot, verify
 from kvfold.cli.command import Command
 from kvfold.cli.mistakes import one_line
 from kvfold.cli.progress import Reporter
@@ -26,6 +26,7 @@ COMMANDS: dict[str, Command] = {
     "plot": plot.COMMAND,
     "verify": verify.COMMAND,
     "evaluate": evaluate.COMMAND,
+    "compare": compare.COMMAND,
     "generate": generate.COMMAND,
     "demo": demo.COMMAND,
 }

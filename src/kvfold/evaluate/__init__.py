@@ -6,6 +6,7 @@ from kvfold.evaluate.cache import (
     cache_elements,
     measure_cache,
 )
+from kvfold.evaluate.comparison import Compared, Comparison, Examination, compare
 from kvfold.evaluate.generate import continue_prompt, generate
 from kvfold.evaluate.perplexity import Perplexity, perplexity
 from kvfold.evaluate.quantized import quantized_cache_factory
@@ -18,7 +19,10 @@ from kvfold.modeling import cache_keyword, forward_cached
 
 __all__ = [
     "CacheSize",
+    "Compared",
+    "Comparison",
     "Evaluation",
+    "Examination",
     "Perplexity",
     "Point",
     "Speed",
@@ -29,6 +33,7 @@ __all__ = [
     "cache_bytes",
     "cache_elements",
     "cache_keyword",
+    "compare",
     "continue_prompt",
     "decode_speed",
     "evaluate",

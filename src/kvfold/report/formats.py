@@ -61,3 +61,8 @@ def factor_text(ratio: float | None) -> str:
     if ratio is None:
         return "–"
     return f"{ratio:.2f}x" if ratio < 100 else f"{ratio:,.0f}x"
+
+
+def accuracy_text(fraction: float, standard_error: float | None) -> str:
+    """Per cent with the standard error, if there is one: `39.8 ± 1.1`."""
+    return f"{100 * fraction:.1f}" + ("" if standard_error is None else f" ± {100 * standard_error:.1f}")

@@ -2,13 +2,12 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from itertools import cycle, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -18,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from kvfold.checkpoint import write_bytes
 from kvfold.registry import lookup
 from kvfold.report.figures import GRID, INK, MUTED, PAPER, STYLE, svg
+from kvfold.report.page import fill
 
 Record = Mapping[str, Any]
 
@@ -25,6 +25,7 @@ LINES = (INK, "#45217c", "#9a78d6", "#e06ca3", "#0f8b8d", "#c9781b", "#4f6d1e")
 """Of the curves in their order: the first one is what the others are held against."""
 STROKES = ("-", "--", ":")
 """Where there are more curves than colours, the colours come again in the next of these."""
+PENS = tuple(product(STROKES, LINES))
 FORMATS = (".png", ".svg", ".html")
 AXES = {"step": "#Step", "tokens": "training tokens"}
 SMOOTH = 0.02
@@ -71,7 +72,8 @@ def losses_figure(record: Record) -> Figure:
     Args:
         record: JSON-able, with the keys
             `panels`: dicts of `title` and `curves`, from top to bottom; a curve has a `name`, `x` and the `losses`
-            there (nats per token);
+            there (nats per token), and `line`, its place in the order of colours and strokes, where that is not its
+            place among the curves;
             `axis`: what `x` is: `step` or `tokens`;
             `label`: what the losses are, beside their axis;
             `smooth`: share of the points in one mean, see `smoothed`.
@@ -109,7 +111,8 @@ def ends(losses: Sequence[float], share: float) -> tuple[float, float]:
 def _draw_panel(axes: Axes, panel: Record, smooth: float) -> None:
     curves = [(curve, smoothed(curve["losses"], smooth)) for curve in panel["curves"]]
     lines = []
-    for (curve, means), (stroke, colour) in zip(curves, cycle(product(STROKES, LINES)), strict=False):
+    for place, (curve, means) in enumerate(curves):
+        stroke, colour = PENS[curve.get("line", place) % len(PENS)]
         axes.plot(curve["x"], curve["losses"], color=colour, linewidth=0.6, alpha=0.22)
         marker = "o" if len(means) == 1 else ""
         lines += axes.plot(curve["x"], means, stroke, marker=marker, color=colour, linewidth=1.7)
@@ -172,7 +175,4 @@ def _page(record: Record, figure: Figure) -> str:
     drawn = svg(figure)
     for place, colour in enumerate(LINES[1:], start=1):
         drawn = drawn.replace(colour, f"var(--line-{place})")
-    environment = Environment(
-        loader=PackageLoader("kvfold.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("losses.html.j2").render(record=record, figure=Markup(drawn))
+    return fill("losses.html.j2", record=record, figure=Markup(drawn))

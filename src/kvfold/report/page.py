@@ -10,7 +10,7 @@ from markupsafe import Markup
 from kvfold.checkpoint import OutputFolder, write_json, write_text
 from kvfold.report.checks import verification_facts
 from kvfold.report.figures import CONTEXT, draw, save_png, svg
-from kvfold.report.formats import bytes_text, factor_text, label, number_text, value_text
+from kvfold.report.formats import accuracy_text, bytes_text, factor_text, label, number_text, value_text
 
 Record = Mapping[str, Any]
 
@@ -33,6 +33,18 @@ def render_demo(results: Record) -> str:
             `timings`: seconds by stage;
             `provenance`: what `provenance()` returns.
     """
+    return fill(
+        "demo.html.j2",
+        results=results,
+        figures={name: Markup(svg(figure)) for name, figure in draw(results).items()},
+        checks=verification_facts(results["verify"]),
+        context=CONTEXT,
+        verdict=verdict(results["rows"]),
+    )
+
+
+def fill(template: str, **values: Any) -> str:
+    """A page of the package's templates."""
     environment = Environment(
         loader=PackageLoader("kvfold.report"),
         autoescape=True,
@@ -40,15 +52,14 @@ def render_demo(results: Record) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number_text, "bytes": bytes_text, "factor": factor_text, "label": label}
-    return environment.get_template("demo.html.j2").render(
-        results=results,
-        figures={name: Markup(svg(figure)) for name, figure in draw(results).items()},
-        flatten=_flatten,
-        checks=verification_facts(results["verify"]),
-        context=CONTEXT,
-        verdict=verdict(results["rows"]),
-    )
+    environment.filters |= {
+        "number": number_text,
+        "bytes": bytes_text,
+        "factor": factor_text,
+        "label": label,
+        "accuracy": accuracy_text,
+    }
+    return environment.get_template(template).render(flatten=_flatten, **values)
 
 
 def verdict(rows: list[Record]) -> str:

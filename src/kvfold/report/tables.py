@@ -9,7 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from kvfold.report.checks import verification_facts
-from kvfold.report.formats import bytes_text, factor_text, label, number_text, value_text
+from kvfold.report.formats import accuracy_text, bytes_text, factor_text, label, number_text, value_text
 
 Record = Mapping[str, Any]
 
@@ -105,6 +105,33 @@ def _scores(result: Record) -> Table:
         table.add_row(name, number_text(score["items"]) if "items" in score else "", *cells)
     table.caption = "per cent; the score is acc_norm where there is one; ± standard error"
     return table
+
+
+def show_comparison(result: Record) -> None:
+    """Print what `Comparison.to_dict` gives: perplexities of all models, then their benchmarks."""
+    rows, tables = result["rows"], []
+    if texts := list(rows[0]["ratio"]):
+        table = _table(Column("", no_wrap=True), *map(_right, ("bytes", "%", *texts)))
+        table.caption = (
+            f"cached bytes per token (bf16), perplexity on {result['windows']:,} windows of {result['context']:,} tokens, "
+            "times the first row's"
+        )
+        for row in rows:
+            scores = (f"{row['perplexity'][text]:,.2f} ({factor_text(row['ratio'][text])})" for text in texts)
+            sizes = (number_text(row[key]) for key in ("cache_bytes_per_token", "cache_percent"))
+            table.add_row(row["name"], *sizes, *scores)
+        tables.append(table)
+    if rows[0]["tasks"] is not None:
+        table = _table(Column("", no_wrap=True), *map(_right, ("bytes", *rows[0]["tasks"]["tasks"], "average")))
+        table.caption = "accuracy in per cent ± standard error; acc_norm where there is one"
+        for row in rows:
+            if row["tasks"] is not None:
+                scores = [*row["tasks"]["tasks"].values()]
+                cells = (accuracy_text(score["score"], score["standard_error"]) for score in scores)
+                average = accuracy_text(row["tasks"]["average"], row["tasks"]["average_standard_error"])
+                table.add_row(row["name"], number_text(row["cache_bytes_per_token"]), *cells, average)
+        tables.append(table)
+    _show(f"{rows[0]['name']} and what was made of it", *tables)
 
 
 def show_healing(result: Record) -> None:
