@@ -47,6 +47,9 @@ VARIANTS: dict[str, AttentionSpec] = {
     "gla2": latent(latent_heads=2, latent_norm=True, value_bias=True),
     "gla2_of_gqa": latent(heads=2, latent_heads=2, rotary_heads=2),
     "gla2_split_query": latent(latent_heads=2, q_lora_rank=8, q_latent_heads=2, **BIASES),
+    "mlra2": latent(latent_heads=4, branches=2, q_lora_rank=10, latent_norm=True),
+    "mlra3": latent(latent_heads=3, branches=3, value_bias=True),
+    "mlra2_of_gqa": latent(heads=2, latent_heads=2, branches=2, qk_nope_head_dim=0),
     "gla3_rotary_only": latent(latent_heads=3, qk_nope_head_dim=0),
 }
 

@@ -68,8 +68,9 @@ def test_shapes_and_weights(layer):
     spec = layer.module.spec
     output, weights = layer.module(layer.hidden, layer.tables(), MASKS["causal"][:, None])
     assert output.shape == (2, 11, spec.hidden_size)
-    assert weights.shape == (2, spec.num_attention_heads, 11, 11)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(2, spec.num_attention_heads, 11).double())
+    heads = spec.num_attention_heads * (spec.branches if spec.kind == "latent" else 1)
+    assert weights.shape == (2, heads, 11, 11)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, heads, 11).double())
     assert not weights.masked_select(~CAUSAL).any()
 
 

@@ -3,7 +3,8 @@
 from kvfold.attention.base import Attention, LayerContext
 from kvfold.attention.grouped import GroupedAttention
 from kvfold.attention.latent import LatentAttention
-from kvfold.attention.spec import AttentionSpec, GroupedSpec, LatentSpec, TiedSpec, spec_from_dict
+from kvfold.attention.spec import AttentionSpec, GroupedSpec, LatentSpec, TiedSpec
+from kvfold.attention.specs import spec_from_dict
 from kvfold.attention.tied import TiedAttention
 from kvfold.attention.variants import build_attention
 

@@ -109,7 +109,11 @@ class Attention(nn.Module, ABC, Generic[SpecT]):
                 sliding_window=self.context.sliding_window,
                 **kwargs,
             )
-        return self.o_proj(output.flatten(2)), weights
+        return self.o_proj(self.merge_heads(output)), weights
+
+    def merge_heads(self, output_BTNv: Float[Tensor, "B T N v"]) -> Float[Tensor, "B T Nv"]:
+        """What all heads attended to, side by side."""
+        return output_BTNv.flatten(2)
 
     def _cached(self, cache: Cache, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """Append the new tokens' tensors to the cache and return those of all tokens.

@@ -19,6 +19,8 @@ class LatentAttention(Attention[LatentSpec]):
         k_g = [W_uk,g c_j ; k_r]    v_g = W_uv,g c_j + b_v    softmax scale (d_nope + d_r)^-1/2
     Absorbed, equal up to rounding:
         s_n = (W_uk,g^T q_n) . c_j + q_r,n . k_r    o_n = W_uv,g (sum_s a_s c_j,s) + b_v
+    With b branches (MLRA-b, arXiv 2603.02188) there are b N query heads, b copies of N, and b G keys and values; head n
+    puts out b^-1/2 (o_n + o_n+N + ...).
     """
 
     def __init__(self, spec: LatentSpec, context: LayerContext) -> None:
@@ -37,8 +39,8 @@ class LatentAttention(Attention[LatentSpec]):
             spec.hidden_size, spec.rotary_heads * spec.qk_rope_head_dim, bias=spec.rope_key_bias
         )
         if spec.qk_nope_head_dim:
-            self.k_b_proj = nn.Linear(spec.latent_rank, spec.num_key_value_heads * spec.qk_nope_head_dim, bias=False)
-        self.v_b_proj = nn.Linear(spec.latent_rank, spec.num_key_value_heads * spec.v_head_dim, bias=spec.value_bias)
+            self.k_b_proj = nn.Linear(spec.latent_rank, spec.key_heads * spec.qk_nope_head_dim, bias=False)
+        self.v_b_proj = nn.Linear(spec.latent_rank, spec.key_heads * spec.v_head_dim, bias=spec.value_bias)
 
     def project_queries(self, hidden_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         spec = self.spec
@@ -48,7 +50,13 @@ class LatentAttention(Attention[LatentSpec]):
             flat = _per_latent(self.q_b_proj, self.q_a_layernorm(self.q_a_proj(hidden_BTD)), spec.q_latent_heads)
         query = split_heads(flat, spec.num_attention_heads)
         content, rotary = query.split((spec.qk_nope_head_dim, spec.qk_rope_head_dim), dim=-1)
-        return torch.cat((content, rotate(rotary, cos, sin)), dim=-1)
+        return torch.cat((content, rotate(rotary, cos, sin)), dim=-1).repeat(1, spec.branches, 1, 1)
+
+    def merge_heads(self, output_BTNv: Tensor) -> Tensor:
+        branches = self.spec.branches
+        if branches > 1:
+            output_BTNv = output_BTNv.unflatten(2, (branches, -1)).sum(2) * branches**-0.5
+        return output_BTNv.flatten(2)
 
     def project_cached(self, hidden_BTD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         latent = self.kv_a_proj(hidden_BTD)
@@ -60,11 +68,11 @@ class LatentAttention(Attention[LatentSpec]):
     def expand(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         spec = self.spec
         flat = first.transpose(1, 2).flatten(2)
-        value = split_heads(_per_latent(self.v_b_proj, flat, spec.latent_heads), spec.num_key_value_heads)
-        rotary = second.expand(-1, spec.num_key_value_heads, -1, -1)
+        value = split_heads(_per_latent(self.v_b_proj, flat, spec.latent_heads), spec.key_heads)
+        rotary = second.expand(-1, spec.key_heads, -1, -1)
         if not spec.qk_nope_head_dim:
             return rotary, value
-        content = split_heads(_per_latent(self.k_b_proj, flat, spec.latent_heads), spec.num_key_value_heads)
+        content = split_heads(_per_latent(self.k_b_proj, flat, spec.latent_heads), spec.key_heads)
         return torch.cat((content, rotary), dim=-1), value
 
     def attend_absorbed(self, query_BNTd: Tensor, first: Tensor, second: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
@@ -76,17 +84,17 @@ class LatentAttention(Attention[LatentSpec]):
         )
         output = self._by_key_head(latent_output, self._up(self.v_b_proj).transpose(-1, -2)).transpose(1, 2)
         if spec.value_bias:
-            bias = self.v_b_proj.bias.view(spec.num_key_value_heads, spec.v_head_dim)
+            bias = self.v_b_proj.bias.view(spec.key_heads, spec.v_head_dim)
             output = output + bias.repeat_interleave(spec.query_groups, dim=0)
         return output, weights
 
     def _up(self, projection: nn.Linear) -> Float[Tensor, "G w R"]:
-        return projection.weight.view(self.spec.num_key_value_heads, -1, self.spec.latent_rank)
+        return projection.weight.view(self.spec.key_heads, -1, self.spec.latent_rank)
 
     def _by_key_head(self, x_BNTx: Tensor, weight_Gxy: Tensor) -> Float[Tensor, "B N T y"]:
         """Multiply each query head by the matrix of its key/value head."""
         batch, heads, new, width = x_BNTx.shape
-        rows = x_BNTx.reshape(batch, self.spec.num_key_value_heads, -1, width)
+        rows = x_BNTx.reshape(batch, self.spec.key_heads, -1, width)
         return (rows @ weight_Gxy).view(batch, heads, new, weight_Gxy.shape[-1])
 
 

@@ -75,7 +75,8 @@ def latent(
     mask_BTT: Bool[Tensor, "B T T"],
 ) -> Float[Tensor, "B T D"]:
     """MLA (arXiv 2405.04434, section 2.1), GLA-h (arXiv 2505.21487) and MHA2MLA's layout (arXiv 2502.14837):
-    `k_g = [W_uk,g c_j ; RoPE(k_r)]`, `v_g = W_uv,g c_j`, scale `(d_nope + d_r)^-1/2`.
+    `k_g = [W_uk,g c_j ; RoPE(k_r)]`, `v_g = W_uv,g c_j`, scale `(d_nope + d_r)^-1/2`; the branches of MLRA (arXiv
+    2603.02188) one after the other.
 
     Arguments as in `grouped`.
     """
@@ -86,15 +87,17 @@ def latent(
         for n in range(spec.num_attention_heads):
             g = n * spec.num_key_value_heads // spec.num_attention_heads
             r = g if spec.rotary_heads > 1 else 0
-            c = _latent_head(module, x, g * spec.latent_heads // spec.num_key_value_heads)
-            rotary_key = _head(module.k_rope_proj, x, r, spec.qk_rope_head_dim)
-            key = _rotate(rotary_key, phase, module.rotary_index[r])
-            if nope:
-                key = torch.cat((_head(module.k_b_proj, c, g, nope), key), dim=1)
+            rotary_key = _rotate(_head(module.k_rope_proj, x, r, spec.qk_rope_head_dim), phase, module.rotary_index[r])
             query = _latent_query(module, x, n)
             query = torch.cat((query[:, :nope], _rotate(query[:, nope:], phase, module.rotary_index[r])), dim=1)
-            value = _head(module.v_b_proj, c, g, spec.v_head_dim)
-            heads.append(_attend(query, key, value, mask, (nope + spec.qk_rope_head_dim) ** -0.5))
+            branches = []
+            for i in range(spec.branches):
+                k = i * spec.num_key_value_heads + g
+                c = _latent_head(module, x, k * spec.latent_heads // (spec.branches * spec.num_key_value_heads))
+                key = torch.cat((_head(module.k_b_proj, c, k, nope), rotary_key), dim=1) if nope else rotary_key
+                value = _head(module.v_b_proj, c, k, spec.v_head_dim)
+                branches.append(_attend(query, key, value, mask, (nope + spec.qk_rope_head_dim) ** -0.5))
+            heads.append(sum(branches) * spec.branches**-0.5)
         outputs.append(_output(module.o_proj, heads))
     return torch.stack(outputs)
 

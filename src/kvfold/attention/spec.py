@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal
 
 from kvfold.attention.checking import check_field
 from kvfold.errors import OptionError
-from kvfold.registry import lookup
 
 Path = Literal["expanded", "absorbed"]
 
@@ -258,6 +257,9 @@ class LatentSpec(AttentionSpec):
     `qk_rope_head_dim` dims. `num_key_value_heads` counts the distinct keys and values that the latents expand to: N for
     MLA as published, G for a converted GQA model, whose query heads keep sharing them.
 
+    With `branches` = b > 1 it is multi-head low-rank attention, MLRA-b (arXiv 2603.02188): all query heads attend b times,
+    to keys and values of b sets of latents, and the outputs are summed and scaled by b^-1/2.
+
     Layouts: `rotary_heads` = 1 is `shared` (DeepSeek's), `rotary_heads` = G `per_head` (MHA2MLA's, arXiv 2502.14837).
     """
 
@@ -268,6 +270,7 @@ class LatentSpec(AttentionSpec):
     qk_nope_head_dim: int
     v_head_dim: int
     latent_heads: int = 1
+    branches: int = 1
     rotary_heads: int = 1
     q_lora_rank: int | None = None
     q_latent_heads: int = 1
@@ -289,7 +292,11 @@ class LatentSpec(AttentionSpec):
                 f"(per_head), got {self.rotary_heads}."
             )
         self._must_divide("latent_heads", "kv_lora_rank")
-        self._must_divide("latent_heads", "num_key_value_heads")
+        self._must_divide("branches", "latent_heads")
+        if self.key_heads % self.latent_heads:
+            self._must_divide("latent_heads", "num_key_value_heads")
+        if self.branches > 1 and self.rotary_heads > 1:
+            raise OptionError(f"latent attention: {self.branches} branches share a rotary key, got {self.rotary_heads}.")
         if self.q_lora_rank is not None:
             self._must_divide("q_latent_heads", "q_lora_rank")
             self._must_divide("q_latent_heads", "num_attention_heads")
@@ -301,6 +308,11 @@ class LatentSpec(AttentionSpec):
     @property
     def v_width(self) -> int:
         return self.v_head_dim
+
+    @property
+    def key_heads(self) -> int:
+        """Distinct keys and values, those of all branches."""
+        return self.branches * self.num_key_value_heads
 
     @property
     def latent_rank(self) -> int:
@@ -318,6 +330,8 @@ class LatentSpec(AttentionSpec):
 
     @property
     def name(self) -> str:
+        if self.branches > 1:
+            return f"MLRA-{self.branches}"
         return "MLA" if self.latent_heads == 1 else f"GLA-{self.latent_heads}"
 
     def cached_shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -329,8 +343,8 @@ class LatentSpec(AttentionSpec):
             "kv_a_proj": (self.hidden_size + self.latent_bias) * self.kv_lora_rank,
             "kv_a_layernorm": self.latent_norm * self.kv_lora_rank,
             "k_rope_proj": (self.hidden_size + self.rope_key_bias) * self.rotary_heads * self.qk_rope_head_dim,
-            "k_b_proj": self.latent_rank * self.num_key_value_heads * self.qk_nope_head_dim,
-            "v_b_proj": (self.latent_rank + self.value_bias) * self.num_key_value_heads * self.v_head_dim,
+            "k_b_proj": self.latent_rank * self.key_heads * self.qk_nope_head_dim,
+            "v_b_proj": (self.latent_rank + self.value_bias) * self.key_heads * self.v_head_dim,
         }
         if self.q_lora_rank is None:
             return parts | {"q_proj": (self.hidden_size + self.query_bias) * query_width}
@@ -351,38 +365,14 @@ class LatentSpec(AttentionSpec):
         return 2 * tokens * (query + cached + output)
 
     def expansion_flops(self, tokens: int) -> int:
-        return 2 * tokens * self.latent_rank * self.num_key_value_heads * (self.qk_nope_head_dim + self.v_head_dim)
+        return 2 * tokens * self.latent_rank * self.key_heads * (self.qk_nope_head_dim + self.v_head_dim)
+
+    def attention_flops(self, new_tokens: int, cached_tokens: int) -> int:
+        return self.branches * super().attention_flops(new_tokens, cached_tokens)
 
     def absorbed_flops(self, new_tokens: int, cached_tokens: int) -> int:
         # Queries into the latent space and values out of it, then scores and sum on latents and rotary keys.
         per_query = self.latent_rank * (self.qk_nope_head_dim + self.v_head_dim)
         key_rank = self.latent_rank if self.qk_nope_head_dim else 0
         per_pair = key_rank + self.latent_rank + self.qk_rope_head_dim
-        return 2 * new_tokens * self.num_attention_heads * (per_query + cached_tokens * per_pair)
-
-
-SPECS: dict[str, type[GroupedSpec] | type[TiedSpec] | type[LatentSpec]] = {
-    "grouped": GroupedSpec,
-    "tied": TiedSpec,
-    "latent": LatentSpec,
-}
-
-
-def spec_from_dict(values: dict[str, Any]) -> AttentionSpec:
-    """The inverse of `AttentionSpec.to_dict`; keys are strict.
-
-    Raises:
-        OptionError: the kind or a key is unknown, a key is missing, or the shapes contradict each other.
-    """
-    kind = values.get("kind") if isinstance(values, dict) else values
-    if not isinstance(values, dict) or not isinstance(kind, str):
-        raise OptionError(f"an attention spec needs a 'kind', one of {', '.join(SPECS)}; got {kind!r}.")
-    cls = lookup(SPECS, kind, "attention kind")
-    given = {key: value for key, value in values.items() if key != "kind"}
-    known = {field.name: field for field in fields(cls)}
-    for key in given:
-        lookup(known, key, f"field of {kind} attention")
-    try:
-        return cls(**given)
-    except TypeError as error:
-        raise OptionError(f"{kind} attention spec is incomplete: {error}.") from error
+        return 2 * new_tokens * self.branches * self.num_attention_heads * (per_query + cached_tokens * per_pair)
