@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvfold.checkpoint import write_json
-from kvfold.report import provenance
+from kvfold.provenance import provenance
 
 
 class ResultFile:

@@ -14,7 +14,22 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 
 def main() -> None:
-    for table in (demo, best_starts, rotary, ablation, tasks, starts, speeds, healing, small_curves, smollm2_curves, our_starts, healed, big, promises):
+    for table in (
+        demo,
+        best_starts,
+        rotary,
+        ablation,
+        tasks,
+        starts,
+        speeds,
+        healing,
+        small_curves,
+        smollm2_curves,
+        our_starts,
+        healed,
+        big,
+        promises,
+    ):
         try:
             print(f"{table()}\n")
         except FileNotFoundError as missing:

@@ -15,6 +15,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LEVELS = {
     "cli": 5,
     "report": 4,
+    "lab": 4,
     "train": 3,
     "evaluate": 3,
     "export": 3,
@@ -27,6 +28,7 @@ LEVELS = {
     "precision": 0,
     "allocator": 0,
     "progress": 0,
+    "provenance": 0,
     "registry": 0,
     "texts": 0,
 }

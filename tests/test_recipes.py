@@ -19,7 +19,7 @@ from kvfold.cli.main import COMMANDS, parse
 from kvfold.convert import ConvertOptions
 from kvfold.convert.plan import make_plan
 from kvfold.families import family_of
-from kvfold.train import HealOptions
+from kvfold.train import TrainOptions
 
 ROOT = Path(__file__).parent.parent
 RECIPES = ROOT / "recipes"
@@ -74,7 +74,7 @@ def test_published_runs_are_planned(model):
     """Prints tokens, steps and cache bytes of each; -s shows them."""
     config = config_of(model)
     dim = config.hidden_size // config.num_attention_heads
-    healing = options_of(heal.COMMAND, MHA2MLA / "heal" / f"{model}.yaml", HealOptions)
+    healing = options_of(heal.COMMAND, MHA2MLA / "heal" / f"{model}.yaml", TrainOptions)
     tokens = healing.steps * healing.step_tokens
     print(f"\n{model}: {healing.steps:,} steps, {tokens:,} tokens")
     assert tokens == 12_000 * 256 * SHAPES[model][-1]
@@ -105,7 +105,7 @@ def test_the_conversions_are_those_of_the_figures(dim):
 
 @pytest.mark.parametrize("model", SHAPES)
 def test_the_fine_tuning_is_the_published_one(model):
-    options = options_of(heal.COMMAND, MHA2MLA / "heal" / f"{model}.yaml", HealOptions)
+    options = options_of(heal.COMMAND, MHA2MLA / "heal" / f"{model}.yaml", TrainOptions)
     assert dict(zip(options.data, zip(options.data_weights, options.columns, strict=True), strict=True)) == MIXTURE
     assert sum(options.data_weights) == pytest.approx(1)
     assert (options.warmup_steps, options.decay_steps, options.steps) == (1200, 2000, 12000)
@@ -145,7 +145,7 @@ def test_the_figures_of_a_small_machine_have_options_that_exist(path):
         for curve in model["curves"].values():
             if curve.get("convert"):
                 ConvertOptions.from_dict(curve["convert"])
-            HealOptions.from_dict({"data": "default"} | recipe["heal"] | curve.get("heal", {}))
+            TrainOptions.from_dict({"data": "default"} | recipe["heal"] | curve.get("heal", {}))
     for panels in recipe["figures"].values():
         for title, names in panels.items():
             assert set(names) <= set(recipe["models"][title]["curves"])

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from kvfold.errors import OptionError, TextError
 from kvfold.evaluate import TaskScore, TaskScores, compare, perplexity
+from kvfold.provenance import provenance
 from kvfold.report.comparison import render_comparison
-from kvfold.report.provenance import provenance
 from kvfold.report.tables import show_comparison
 
 MODULE = importlib.import_module("kvfold.evaluate.comparison")

@@ -29,7 +29,7 @@ def killed_at(step):
     """A progress callback that ends the process, as far as a test can, after a step is done."""
 
     def progress(stage, done, total, note):
-        if stage == "healing" and done == step:
+        if stage == "training" and done == step:
             raise Killed
 
     return progress
@@ -286,7 +286,7 @@ def test_no_room_for_a_teachers_tokens_is_told_before_it_is_asked(original, conv
 
 def test_two_runs_cannot_write_the_same_folder(converted, options, tmp_path, one_line):
     def second(stage, done, total, note):
-        if stage == "healing" and done == 2:
+        if stage == "training" and done == 2:
             with pytest.raises(KvfoldError) as error:
                 heal(converted, tmp_path / "run", overwrite=True, **options)
             assert "another process is writing" in one_line(error)

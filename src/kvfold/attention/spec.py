@@ -296,7 +296,9 @@ class LatentSpec(AttentionSpec):
         if self.key_heads % self.latent_heads:
             self._must_divide("latent_heads", "num_key_value_heads")
         if self.branches > 1 and self.rotary_heads > 1:
-            raise OptionError(f"latent attention: {self.branches} branches share a rotary key, got {self.rotary_heads}.")
+            raise OptionError(
+                f"latent attention: {self.branches} branches share a rotary key, got {self.rotary_heads}."
+            )
         if self.q_lora_rank is not None:
             self._must_divide("q_latent_heads", "q_lora_rank")
             self._must_divide("q_latent_heads", "num_attention_heads")

@@ -31,7 +31,7 @@ def run(options: Namespace, progress: Progress) -> Result:
     from kvfold.checkpoint import write_json, write_text
     from kvfold.errors import OptionError
     from kvfold.evaluate import compare
-    from kvfold.report import provenance
+    from kvfold.provenance import provenance
     from kvfold.report.comparison import render_comparison
 
     models: dict[str, str] = {}

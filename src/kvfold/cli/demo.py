@@ -57,7 +57,8 @@ def run(options: Namespace, progress: Progress) -> Result:
     from kvfold.convert import convert
     from kvfold.evaluate import quantized_cache_factory, verify
     from kvfold.modeling import load_model
-    from kvfold.report import provenance, save_report
+    from kvfold.provenance import provenance
+    from kvfold.report import save_report
 
     refuse_other_content(Path(options.out), "index.html")
     clock = Clock()

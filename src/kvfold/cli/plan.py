@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, progress: Progress) -> Result:
     from kvfold.checkpoint import OutputFolder, write_json
     from kvfold.evaluate import tradeoff
-    from kvfold.report import provenance
+    from kvfold.provenance import provenance
     from kvfold.report.tradeoff import draw_tradeoff
 
     ratios = checked_ratios(options.ratios)

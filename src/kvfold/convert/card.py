@@ -10,19 +10,10 @@ import transformers
 from kvfold.checkpoint import Checkpoint, write_json, write_text
 from kvfold.convert.options import ConvertOptions
 from kvfold.convert.plan import Plan
-from kvfold.modeling import KvfoldConfig, KvfoldForCausalLM
+from kvfold.modeling import KvfoldConfig, KvfoldForCausalLM, auto_map, write_stub
 
 if TYPE_CHECKING:
     from kvfold.convert.run import Conversion
-
-STUB = "modeling_kvfold_stub"
-
-_STUB_TEXT = '''"""Lets `trust_remote_code=True` load this folder where kvfold is installed (pip install kvfold)."""
-
-from kvfold import KvfoldConfig, KvfoldForCausalLM
-
-__all__ = ["KvfoldConfig", "KvfoldForCausalLM"]
-'''
 
 
 def write_description(folder: Path, checkpoint: Checkpoint, conversion: "Conversion") -> None:
@@ -35,14 +26,11 @@ def write_description(folder: Path, checkpoint: Checkpoint, conversion: "Convers
         architectures=[KvfoldForCausalLM.__name__],
         dtype=plan.dtype,
     )
-    config.auto_map = {
-        "AutoConfig": f"{STUB}.{KvfoldConfig.__name__}",
-        "AutoModelForCausalLM": f"{STUB}.{KvfoldForCausalLM.__name__}",
-    }
+    config.auto_map = auto_map()
     config.save_pretrained(folder)
     if checkpoint.generation_config is not None:
         checkpoint.generation_config.save_pretrained(folder)
-    write_text(folder / f"{STUB}.py", _STUB_TEXT)
+    write_stub(folder)
     write_text(folder / "recipe.yaml", _recipe(conversion.options))
     write_json(
         folder / "kvfold.json", results | {"kvfold": version("kvfold"), "transformers": transformers.__version__}

@@ -8,6 +8,7 @@ each other, and no document is asked to predict the next one's first token.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -200,6 +201,11 @@ def write_tokens(place: Path, name: str, rows: Iterator[list[int]], most: int, p
                 break
     if not count:
         raise TextError(f"{name} holds no text: give data with some in it.")
+
+
+def cache_folder() -> Path:
+    """Where what was read and computed for training is kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvfold"
 
 
 def identity(name: str) -> dict[str, Any]:

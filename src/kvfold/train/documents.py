@@ -18,7 +18,7 @@ TEXT, CHAT = "text", "messages"
 """The columns that are looked for where none is named."""
 
 
-def documents(name: str, column: str | None, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+def documents(name: str, column: str | None, tokenizer: PreTrainedTokenizerBase | None) -> Iterator[str]:
     """The texts of one source, in order. Chats become text by the tokenizer's template.
 
     Raises:
@@ -77,7 +77,7 @@ def _column(name: str, column: str | None, row: dict[str, Any]) -> str:
     return column
 
 
-def _chat(name: str, messages: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
-    if tokenizer.chat_template is None:
+def _chat(name: str, messages: list[Any], tokenizer: PreTrainedTokenizerBase | None) -> str:
+    if tokenizer is None or tokenizer.chat_template is None:
         raise OptionError(f"{name} holds chats and the tokenizer has no chat template: give plain text.")
     return str(tokenizer.apply_chat_template(messages, tokenize=False))

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from kvfold.train.curve import Curve
 from kvfold.train.data import PackedWindows
 from kvfold.train.loss import heal_loss
-from kvfold.train.options import HealOptions
+from kvfold.train.options import TrainOptions
 
 HELD_OUT_FILE = "held_out.jsonl"
 
@@ -24,7 +24,7 @@ class HeldOut(TrainerCallback):
         writes: whether this process writes the file.
     """
 
-    def __init__(self, run: Path, options: HealOptions, *, first: int, goal: float | None, writes: bool) -> None:
+    def __init__(self, run: Path, options: TrainOptions, *, first: int, goal: float | None, writes: bool) -> None:
         self._curve = Curve(run, HELD_OUT_FILE, last=first or -1, writes=writes)
         self._options, self._goal = options, goal
 
@@ -42,7 +42,7 @@ class HeldOut(TrainerCallback):
             control.should_training_stop = control.should_save = True
 
 
-def reason_to_stop(rows: list[dict[str, Any]], options: HealOptions, goal: float | None) -> str | None:
+def reason_to_stop(rows: list[dict[str, Any]], options: TrainOptions, goal: float | None) -> str | None:
     """Why a run with these measurements, the first one at its start, should end; None where it should not."""
     losses = [row["loss"] for row in rows]
     if len(losses) < 2:

@@ -1,4 +1,4 @@
-"""What a user may ask of healing."""
+"""What a user may ask of training."""
 
 from dataclasses import asdict, dataclass, fields
 from math import inf
@@ -10,15 +10,16 @@ from kvfold.registry import lookup
 from kvfold.texts import DEFAULT_TEXT
 
 TRAINS = ("attention", "all", "lora")
+DECAYS = ("1-sqrt", "linear", "cosine")
 PRECISIONS = ("auto", "float32", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HealOptions:
-    """Every choice of a training run that heals; also the keys of a recipe file.
+class TrainOptions:
+    """Every choice of a training run; also the keys of a recipe file.
 
-    The schedule, the optimiser and their defaults are MHA2MLA's (arXiv 2502.14837), the steps as shares: AdamW, a
-    linear warm-up, a constant rate, and a decay by 1 - sqrt to zero.
+    The schedule, the optimiser and their defaults are those with which MHA2MLA heals (arXiv 2502.14837), the steps as
+    shares: AdamW, a linear warm-up, a constant rate, and a decay by 1 - sqrt to zero.
 
     Args:
         data: text, Markdown, JSON Lines or Parquet files, hub datasets (`name` or `name:configuration`), and `default`,
@@ -33,6 +34,8 @@ class HealOptions:
         learning_rate: the highest.
         warmup: share of the steps in which the rate rises.
         decay: share of the steps, the last ones, in which it falls.
+        decay_type: how: `1-sqrt`, `linear` or `cosine`.
+        floor: share of the rate that it falls to.
         weight_decay: AdamW's.
         clip: largest norm of the gradient.
         trains: `all`, `attention` (nothing else moves) or `lora` (low-rank updates of it, merged when saved).
@@ -51,6 +54,7 @@ class HealOptions:
         precision: of matrix products; `auto` is bfloat16 where the hardware is fast at it. Weights are in fp32.
         gradient_checkpointing: keep fewer activations and compute them twice.
         save_steps: between checkpoints.
+        report_to: trackers of the Trainer (`tensorboard`, `trackio`, `wandb`, ...) that are told of every step, too.
         fsdp: shard over the processes of `torchrun` by FSDP2; the weights of each process are then a part.
         deepspeed: DeepSpeed configuration (JSON) to shard by instead.
         seed: of the order of the sequences, and all else that is drawn.
@@ -66,6 +70,8 @@ class HealOptions:
     learning_rate: float = 1e-4
     warmup: float = 0.1
     decay: float = 1 / 6
+    decay_type: str = "1-sqrt"
+    floor: float = 0.0
     weight_decay: float = 0.0
     clip: float = 1.0
     trains: str = "all"
@@ -86,6 +92,7 @@ class HealOptions:
     fsdp: bool = False
     deepspeed: str | None = None
     save_steps: int = 50
+    report_to: tuple[str, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -112,11 +119,12 @@ class HealOptions:
             self._check(name, 0 < self._value(name) < inf, "a positive number")
         for name in ("weight_decay", "distill_weight", "hidden_weight", "teacher_top_k"):
             self._check(name, 0 <= self._value(name) < inf, "0 or more")
-        for name in ("warmup", "decay"):
+        for name in ("warmup", "decay", "floor"):
             self._check(name, 0 <= self._value(name) <= 1, "between 0 and 1")
         if self.warmup + self.decay > 1:
             raise OptionError(f"warmup and decay are {self.warmup:g} and {self.decay:g} of the steps: more than all.")
         lookup(dict.fromkeys(TRAINS), self.trains, "choice of what trains")
+        lookup(dict.fromkeys(DECAYS), self.decay_type, "decay_type")
         lookup(dict.fromkeys(PRECISIONS), self.precision, "precision")
         self._check("seed", 0 <= self.seed < 2**32, f"between 0 and {2**32 - 1}")
         self._check_teacher()
@@ -155,13 +163,13 @@ class HealOptions:
             raise OptionError(f"{name} must be {wanted}, got {self._value(name)}.")
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "HealOptions":
+    def from_dict(cls, values: dict[str, Any]) -> "TrainOptions":
         """Options from recipe keys; an unknown key is an error that suggests the nearest."""
         known = {field.name: field for field in fields(cls)}
         for key in values:
             lookup(known, key, "option")
         values = {"data": ()} | values
-        for name in ("data", "column"):
+        for name in ("data", "column", "report_to"):
             given = values.get(name) or ()
             values[name] = (str(given),) if isinstance(given, (str, Path)) else tuple(map(str, given))
         values["data_weights"] = tuple(map(float, values.get("data_weights") or ()))

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvfold.checkpoint import reason, refuse_other_content, write_json
 from kvfold.errors import CheckpointError, OptionError, OutputError
+from kvfold.provenance import provenance
 from kvfold.train.curve import CURVE_FILE, read_curve
 
 RUN_FILE = "run.json"
@@ -30,7 +31,7 @@ def seal(checkpoint: Path) -> None:
     write_json(checkpoint / FILES_FILE, _sizes(checkpoint))
 
 
-def find_run(run: Path, key: dict[str, Any], *, resume: bool, overwrite: bool, source: Path) -> Path | None:
+def find_run(run: Path, key: dict[str, Any], *, resume: bool, overwrite: bool, source: Path | None) -> Path | None:
     """The checkpoint to go on from; None where a run begins. Changes nothing.
 
     Raises:
@@ -39,8 +40,8 @@ def find_run(run: Path, key: dict[str, Any], *, resume: bool, overwrite: bool, s
         CheckpointError: its settings cannot be read, or its last checkpoint or its curve is damaged.
     """
     refuse_other_content(run, RUN_FILE)
-    if run.resolve() == source.resolve() or run.resolve() in source.resolve().parents:
-        raise OutputError(f"{run} holds the model that is to be healed; give another folder.")
+    if source is not None and (run.resolve() == source.resolve() or run.resolve() in source.resolve().parents):
+        raise OutputError(f"{run} holds the model that is to be trained; give another folder.")
     if overwrite or not (run / RUN_FILE).exists():
         return None
     if not resume:
@@ -65,7 +66,7 @@ def begin_run(run: Path, key: dict[str, Any], *, overwrite: bool) -> None:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot create {run}: {reason(error)}; give a place you can write to") from error
-    write_json(run / RUN_FILE, {"key": key})
+    write_json(run / RUN_FILE, {"key": key, "provenance": provenance(seed=key["options"]["seed"])})
 
 
 def _stored_key(run: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from kvfold.errors import CheckpointError, OutputError
 from kvfold.modeling import load_model
 from kvfold.progress import Progress
 from kvfold.train.data import PackedWindows
-from kvfold.train.options import HealOptions
+from kvfold.train.options import TrainOptions
 
 TOKENS_FILE, LOG_P_FILE = "tokens.bin", "log_p.bin"
 BYTES_PER_TOKEN = 8
@@ -50,7 +50,9 @@ class FollowedWindows(torch.utils.data.Dataset):
         }
 
 
-def load_teacher(options: HealOptions, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+def load_teacher(
+    options: TrainOptions, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
     """The model `options.teacher` in its own dtype, frozen, on the GPU if there is one.
 
     Raises:
@@ -77,7 +79,7 @@ def load_teacher(options: HealOptions, network: PreTrainedModel, tokenizer: PreT
 def followed_windows(
     teacher: PreTrainedModel,
     windows: PackedWindows,
-    options: HealOptions,
+    options: TrainOptions,
     *,
     bf16: bool,
     cache: Path,
@@ -114,7 +116,7 @@ def write_top(
     place: Path,
     teacher: Any,
     windows: PackedWindows,
-    options: HealOptions,
+    options: TrainOptions,
     *,
     top_k: int,
     bf16: bool,

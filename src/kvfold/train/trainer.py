@@ -20,7 +20,7 @@ from kvfold.progress import Progress
 from kvfold.train.curve import Curve
 from kvfold.train.lora import adapter, merged
 from kvfold.train.loss import Distillation, FullPredictions, Predictions, TopPredictions, heal_loss, hidden_loss
-from kvfold.train.options import HealOptions
+from kvfold.train.options import TrainOptions
 from kvfold.train.run_folder import CHECKPOINT, checkpoints, seal
 
 KEPT_CHECKPOINTS = 2
@@ -148,7 +148,7 @@ class HealTrainer(Trainer):
 class Recorder(TrainerCallback):
     """Writes every step to the curve, and tells how far the run is."""
 
-    def __init__(self, curve: Curve, options: HealOptions, progress: Progress) -> None:
+    def __init__(self, curve: Curve, options: TrainOptions, progress: Progress) -> None:
         self._curve, self._options, self._progress = curve, options, progress
         before = curve.rows[-1]["seconds"] if curve.rows else 0.0
         self._began = time.perf_counter() - before
@@ -169,7 +169,8 @@ class Recorder(TrainerCallback):
         row = {"step": step, "tokens": step * self._options.step_tokens, "loss": logs["cross_entropy"]}
         if self._options.teacher is not None:
             row["objective"] = logs["loss"]
-        self._curve.add(row | {"rate": logs["learning_rate"], "seconds": round(seconds, 3)})
+        row |= {"rate": logs["learning_rate"], "grad_norm": logs["grad_norm"], "seconds": round(seconds, 3)}
+        self._curve.add(row)
         cost = self._options.cost(seconds)
         words = [f"loss {row['loss']:.3f}", f"{row['tokens']:,} tokens", "" if cost is None else f"cost {cost:.2f}"]
-        self._progress("healing", step, state.max_steps, ", ".join(filter(None, words)))
+        self._progress("training", step, state.max_steps, ", ".join(filter(None, words)))

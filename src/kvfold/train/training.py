@@ -19,7 +19,7 @@ from kvfold.train.data import PackedWindows
 from kvfold.train.held_out import HeldOut
 from kvfold.train.lora import add_lora
 from kvfold.train.loss import Distillation
-from kvfold.train.options import HealOptions
+from kvfold.train.options import TrainOptions
 from kvfold.train.run_folder import step_of
 from kvfold.train.trainer import HealTrainer, Recorder
 
@@ -41,7 +41,7 @@ class Material:
 def train(
     network: PreTrainedModel,
     material: Material,
-    options: HealOptions,
+    options: TrainOptions,
     run: Path,
     *,
     complete: Callable[[Path], None],
@@ -86,7 +86,7 @@ def attention_modules(network: PreTrainedModel) -> list[nn.Module]:
     ]
 
 
-def uses_bf16(options: HealOptions) -> bool:
+def uses_bf16(options: TrainOptions) -> bool:
     """Whether matrix products are in bf16."""
     if options.precision != "auto":
         return options.precision == "bfloat16"
@@ -100,7 +100,7 @@ def shards_here() -> bool:
     return torch.cuda.is_available()
 
 
-def _choose_parameters(network: PreTrainedModel, options: HealOptions) -> None:
+def _choose_parameters(network: PreTrainedModel, options: TrainOptions) -> None:
     """Let move what `options.trains` says."""
     if options.trains == "all":
         return
@@ -115,7 +115,7 @@ def _choose_parameters(network: PreTrainedModel, options: HealOptions) -> None:
         module.requires_grad_(True)
 
 
-def _arguments(options: HealOptions, run: Path, *, measures: bool, begins: bool) -> TrainingArguments:
+def _arguments(options: TrainOptions, run: Path, *, measures: bool, begins: bool) -> TrainingArguments:
     on_cpu = not torch.cuda.is_available()
     part = options.batch // options.accumulate
     chosen: dict[str, Any] = {"fsdp": options.fsdp or None, "deepspeed": options.deepspeed}
@@ -129,7 +129,11 @@ def _arguments(options: HealOptions, run: Path, *, measures: bool, begins: bool)
         gradient_accumulation_steps=options.accumulate,
         learning_rate=options.learning_rate,
         lr_scheduler_type="warmup_stable_decay",
-        lr_scheduler_kwargs={"num_decay_steps": options.decay_steps, "decay_type": "1-sqrt"},
+        lr_scheduler_kwargs={
+            "num_decay_steps": options.decay_steps,
+            "decay_type": options.decay_type,
+            "min_lr_ratio": options.floor,
+        },
         warmup_steps=options.warmup_steps,
         weight_decay=options.weight_decay,
         adam_beta2=0.95,
@@ -143,7 +147,7 @@ def _arguments(options: HealOptions, run: Path, *, measures: bool, begins: bool)
         save_steps=options.save_steps,
         logging_steps=1,
         logging_nan_inf_filter=False,
-        report_to="none",
+        report_to=list(options.report_to) or "none",
         disable_tqdm=True,
         ddp_find_unused_parameters=False,
         use_cpu=on_cpu,

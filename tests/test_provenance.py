@@ -3,9 +3,9 @@ import json
 import subprocess
 import sys
 
-from kvfold.report import provenance
+from kvfold.provenance import provenance
 
-module = importlib.import_module("kvfold.report.provenance")  # the package's own attribute is the function
+module = importlib.import_module("kvfold.provenance")  # the package's own attribute is the function
 
 
 def test_it_is_complete_and_json(monkeypatch):
