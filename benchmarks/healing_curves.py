@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("train", type=Path, metavar="TRAIN_FOLDER")
     parser.add_argument("held_out", type=Path, metavar="HELD_OUT.txt")
     parser.add_argument("--work", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--only", metavar="MODEL", help="only this model of the recipe, so that two can run at once")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="rows whose names contain one, so that two can run")
     arguments = parser.parse_args()
     recipe = yaml.safe_load(arguments.recipe.read_text())
     texts = sorted(map(str, arguments.train.glob("*.txt")))
@@ -45,14 +45,20 @@ def main() -> None:
     )
     data = {"data": texts, "held_out": str(arguments.held_out)}
     for model, chosen in recipe["models"].items():
-        if arguments.only not in (None, model):
+        curves = {
+            row: changes
+            for name, changes in chosen["curves"].items()
+            if any(part in (row := f"{model}: {name}") for part in arguments.only or ("",))
+        }
+        if not curves:
             continue
         work = arguments.work / model
         source = chosen.get("checkpoint") or pretrained(work, chosen["shape"], data | recipe["pretrain"], texts)
-        for name, changes in chosen["curves"].items():
-            place, options = work / name.replace(" ", "-"), data | recipe["heal"] | changes.get("heal", {})
+        for row, changes in curves.items():
+            place = work / row.removeprefix(f"{model}: ").replace(" ", "-")
+            options = data | recipe["heal"] | changes.get("heal", {})
             conversion = changes.get("convert", {}) and {"calibration": texts} | changes["convert"]
-            results.row(f"{model}: {name}", lambda s=source, p=place, c=conversion, o=options: curve(s, p, c, o))
+            results.row(row, lambda s=source, p=place, c=conversion, o=options: curve(s, p, c, o))
 
 
 def pretrained(work: Path, shape: dict[str, Any], options: dict[str, Any], texts: list[str]) -> Path:

@@ -14,22 +14,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 
 def main() -> None:
-    for table in (
-        demo,
-        best_starts,
-        rotary,
-        ablation,
-        tasks,
-        starts,
-        speeds,
-        healing,
-        small_curves,
-        smollm2_curves,
-        our_starts,
-        healed,
-        big,
-        promises,
-    ):
+    for table in TABLES:
         try:
             print(f"{table()}\n")
         except FileNotFoundError as missing:
@@ -254,6 +239,23 @@ def promises() -> str:
             cells.append((name, ", ".join(f"{cache} {count:.0f}" for cache, count in counted) + " of 384 elements"))
     return markdown(("promise", "measured"), cells)
 
+
+TABLES = (
+    demo,
+    best_starts,
+    rotary,
+    ablation,
+    tasks,
+    starts,
+    speeds,
+    healing,
+    small_curves,
+    smollm2_curves,
+    our_starts,
+    healed,
+    big,
+    promises,
+)
 
 if __name__ == "__main__":
     main()

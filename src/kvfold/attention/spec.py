@@ -257,8 +257,8 @@ class LatentSpec(AttentionSpec):
     `qk_rope_head_dim` dims. `num_key_value_heads` counts the distinct keys and values that the latents expand to: N for
     MLA as published, G for a converted GQA model, whose query heads keep sharing them.
 
-    With `branches` = b > 1 it is multi-head low-rank attention, MLRA-b (arXiv 2603.02188): all query heads attend b times,
-    to keys and values of b sets of latents, and the outputs are summed and scaled by b^-1/2.
+    With `branches` = b > 1 it is MLRA-b (arXiv 2603.02188): all query heads attend b times, to keys and values of b
+    sets of latents, and the outputs are summed and scaled by b^-1/2.
 
     Layouts: `rotary_heads` = 1 is `shared` (DeepSeek's), `rotary_heads` = G `per_head` (MHA2MLA's, arXiv 2502.14837).
     """

@@ -116,8 +116,8 @@ def _card(recipe: Recipe, finished: TrainedRun) -> str:
         "",
         f"# {spec.name}, {shape.parameters() / 1e6:,.1f} M parameters",
         "",
-        f"{shape.num_hidden_layers} layers of width {shape.hidden_size}, {shape.num_attention_heads} query heads; every "
-        f"token caches {spec.cached_elements()} elements per layer.",
+        f"{shape.num_hidden_layers} layers of width {shape.hidden_size}, {shape.num_attention_heads} query heads; "
+        f"every token caches {spec.cached_elements()} elements per layer.",
         "",
         f"Trained from scratch by `kvfold pretrain` {first}",
         *rest,

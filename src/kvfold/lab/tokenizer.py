@@ -34,8 +34,8 @@ def make_tokenizer(name: str, vocab_size: int, options: TrainOptions) -> PreTrai
     """The tokenizer that a recipe names.
 
     Args:
-        name: `bpe`, a byte-level BPE of `vocab_size` tokens for the training text, kept on disk; `bytes`, one token a byte;
-            or a model whose tokenizer is taken.
+        name: `bpe`, a byte-level BPE of `vocab_size` tokens for the training text, kept on disk; `bytes`, one token a
+            byte; or a model whose tokenizer is taken.
 
     Raises:
         OptionError: it has more tokens than `vocab_size`.

@@ -30,8 +30,7 @@ def render_comparison(result: Record) -> str:
 
 def _point(row: Record) -> dict[str, Any]:
     """A row as a point of `tradeoff_figure`, its perplexity the geometric mean of the texts."""
-    name, comma, cache = row["name"].rpartition(", ")
-    quantised = comma and cache == "int4 cache"
+    quantised = row["name"].endswith(", int4 cache")
     nats = row["nats_per_token"].values()
     return {
         "name": "original" if quantised else row["name"],

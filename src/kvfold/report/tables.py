@@ -113,8 +113,8 @@ def show_comparison(result: Record) -> None:
     if texts := list(rows[0]["ratio"]):
         table = _table(Column("", no_wrap=True), *map(_right, ("bytes", "%", *texts)))
         table.caption = (
-            f"cached bytes per token (bf16), perplexity on {result['windows']:,} windows of {result['context']:,} tokens, "
-            "times the first row's"
+            f"cached bytes per token (bf16); perplexity, times the first row's, on {result['windows']:,} windows of "
+            f"{result['context']:,} tokens"
         )
         for row in rows:
             scores = (f"{row['perplexity'][text]:,.2f} ({factor_text(row['ratio'][text])})" for text in texts)

@@ -86,9 +86,10 @@ class TrainedRun:
 class Start:
     """What a run begins with.
 
-    `fingerprint` (JSON-able) says whether a run is of the same model, `load` gives the network in fp32 and its tokenizer,
-    `dtype` is that of the finished model and `card` makes its card; `complete` writes into a model folder what belongs
-    there beside config, weights, tokenizer and card. `folder` is the model's, which a run must not replace, or None.
+    `fingerprint` (JSON-able) says whether a run is of the same model, `load` gives the network in fp32 and its
+    tokenizer, `dtype` is that of the finished model and `card` makes its card; `complete` writes into a model folder
+    what belongs there beside config, weights, tokenizer and card. `folder` is the model's, which a run must not
+    replace, or None.
     """
 
     fingerprint: Any
