@@ -45,11 +45,8 @@ def main() -> None:
     )
     data = {"data": texts, "held_out": str(arguments.held_out)}
     for model, chosen in recipe["models"].items():
-        curves = {
-            row: changes
-            for name, changes in chosen["curves"].items()
-            if any(part in (row := f"{model}: {name}") for part in arguments.only or ("",))
-        }
+        rows = {f"{model}: {name}": changes for name, changes in chosen["curves"].items()}
+        curves = {row: rows[row] for row in rows if any(part in row for part in arguments.only or ("",))}
         if not curves:
             continue
         work = arguments.work / model
