@@ -9,7 +9,21 @@ from importlib.metadata import version
 
 from jsonargparse import ArgumentError, Namespace
 
-from kvfold.cli import compare, convert, demo, evaluate, generate, heal, inspect, plan, plot, verify
+from kvfold.cli import (
+    ablate,
+    compare,
+    convert,
+    demo,
+    evaluate,
+    generate,
+    heal,
+    inspect,
+    match,
+    plan,
+    plot,
+    pretrain,
+    verify,
+)
 from kvfold.cli.command import Command
 from kvfold.cli.mistakes import one_line
 from kvfold.cli.progress import Reporter
@@ -28,6 +42,9 @@ COMMANDS: dict[str, Command] = {
     "evaluate": evaluate.COMMAND,
     "compare": compare.COMMAND,
     "generate": generate.COMMAND,
+    "match": match.COMMAND,
+    "pretrain": pretrain.COMMAND,
+    "ablate": ablate.COMMAND,
     "demo": demo.COMMAND,
 }
 

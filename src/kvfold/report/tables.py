@@ -16,8 +16,8 @@ Record = Mapping[str, Any]
 
 def show_inspection(result: Record) -> None:
     """Print what `inspect_model` found: one line per run of layers that are alike, then the model as a whole."""
-    table = _table(
-        "layers", "attention", *map(_right, ("heads", "KV heads", "window", "elements/token", "bytes/token"))
+    table = plain_table(
+        "layers", "attention", *map(right, ("heads", "KV heads", "window", "elements/token", "bytes/token"))
     )
     for first, last, layer in _runs(result["layers"]):
         table.add_row(
@@ -38,12 +38,12 @@ def show_inspection(result: Record) -> None:
         f"{bytes_text(result['cached_bytes_per_token'])}",
         "convertible": "yes" if result["convertible"] else f"no: {result['reason']}",
     }
-    _show(result["model"], _facts(facts), *([table] if result["layers"] else []))
+    show_tables(result["model"], _facts(facts), *([table] if result["layers"] else []))
 
 
 def show_plan(result: Record) -> None:
     """Print what a conversion will do."""
-    _show(f"Plan for {result['source']}", *_plan_tables(result))
+    show_tables(f"Plan for {result['source']}", *_plan_tables(result))
 
 
 def show_conversion(result: Record) -> None:
@@ -56,12 +56,12 @@ def show_conversion(result: Record) -> None:
         tables.append(_stage_table(result))
     total = sum(result["seconds"].values())
     tables.append(_facts({f"{label(stage)}_seconds": time for stage, time in result["seconds"].items()}))
-    _show(f"Converted {result['plan']['source']} to {result['out']} in {total:.1f} s", *tables)
+    show_tables(f"Converted {result['plan']['source']} to {result['out']} in {total:.1f} s", *tables)
 
 
 def _stage_table(result: Record) -> Table:
     losses = result["stage_losses"]
-    table = _table("stage", *map(_right, ("loss", "over the original", "error of attention", "worst")))
+    table = plain_table("stage", *map(right, ("loss", "over the original", "error of attention", "worst")))
     table.add_row("original", f"{losses['original']:.3f}")
     for stage, errors in result["stage_errors"].items():
         table.add_row(
@@ -77,7 +77,7 @@ def _stage_table(result: Record) -> Table:
 
 def show_verification(result: Record) -> None:
     """Print the comparison of a converted model with its original."""
-    _show(f"{result['converted']} against {result['original']}", _facts(verification_facts(result)))
+    show_tables(f"{result['converted']} against {result['original']}", _facts(verification_facts(result)))
 
 
 def show_evaluation(result: Record) -> None:
@@ -93,11 +93,11 @@ def show_evaluation(result: Record) -> None:
     if result["text"] is not None:
         speed = f"{number_text(result['tokens_per_second'])} tokens/s"
         facts["decode"] = f"{speed} (batch 1, {result['context']:,} tokens cached)"
-    _show(result["model"], _facts(facts), *([] if result["tasks"] is None else [_scores(result["tasks"])]))
+    show_tables(result["model"], _facts(facts), *([] if result["tasks"] is None else [_scores(result["tasks"])]))
 
 
 def _scores(result: Record) -> Table:
-    table = _table("task", *map(_right, ("items", "acc", "acc_norm", "score", "±")))
+    table = plain_table("task", *map(right, ("items", "acc", "acc_norm", "score", "±")))
     average = {"score": result["average"], "standard_error": result["average_standard_error"]}
     for name, score in {**result["tasks"], "average": average}.items():
         fractions = (score.get(key) for key in ("accuracy", "acc_norm", "score", "standard_error"))
@@ -111,7 +111,7 @@ def show_comparison(result: Record) -> None:
     """Print what `Comparison.to_dict` gives: perplexities of all models, then their benchmarks."""
     rows, tables = result["rows"], []
     if texts := list(rows[0]["ratio"]):
-        table = _table(Column("", no_wrap=True), *map(_right, ("bytes", "%", *texts)))
+        table = plain_table(Column("", no_wrap=True), *map(right, ("bytes", "%", *texts)))
         table.caption = (
             f"cached bytes per token (bf16); perplexity, times the first row's, on {result['windows']:,} windows of "
             f"{result['context']:,} tokens"
@@ -122,7 +122,7 @@ def show_comparison(result: Record) -> None:
             table.add_row(row["name"], *sizes, *scores)
         tables.append(table)
     if rows[0]["tasks"] is not None:
-        table = _table(Column("", no_wrap=True), *map(_right, ("bytes", *rows[0]["tasks"]["tasks"], "average")))
+        table = plain_table(Column("", no_wrap=True), *map(right, ("bytes", *rows[0]["tasks"]["tasks"], "average")))
         table.caption = "accuracy in per cent ± standard error; acc_norm where there is one"
         for row in rows:
             if row["tasks"] is not None:
@@ -131,10 +131,10 @@ def show_comparison(result: Record) -> None:
                 average = accuracy_text(row["tasks"]["average"], row["tasks"]["average_standard_error"])
                 table.add_row(row["name"], number_text(row["cache_bytes_per_token"]), *cells, average)
         tables.append(table)
-    _show(f"{rows[0]['name']} and what was made of it", *tables)
+    show_tables(f"{rows[0]['name']} and what was made of it", *tables)
 
 
-def show_healing(result: Record) -> None:
+def show_training(result: Record) -> None:
     """Print how far a training run came, and where its model is."""
     facts = {
         "steps": f"{result['steps']:,}, {result['tokens']:,} tokens",
@@ -152,25 +152,25 @@ def show_healing(result: Record) -> None:
         facts["stopped"] = result["stopped"]
     if result["resumed_from"] is not None:
         facts["resumed"] = f"after step {result['resumed_from']:,}"
-    _show(f"{result['out']}/model", _facts(facts))
+    show_tables(f"{result['out']}/model", _facts(facts))
 
 
 def show_curves(result: Record) -> None:
     """Print where each curve of a figure begins and ends, and the files of the figure."""
     panels = len({curve["panel"] for curve in result["curves"]}) > 1
-    table = _table(Column("", no_wrap=True), *map(_right, (result["axis"], "first loss", "last loss")))
+    table = plain_table(Column("", no_wrap=True), *map(right, (result["axis"], "first loss", "last loss")))
     for curve in result["curves"]:
         name = f"{curve['panel']}: {curve['name']}" if panels else curve["name"]
         ends = [f"{curve[key]:.3f}" for key in ("first_loss", "last_loss")]
         table.add_row(name, f"{curve[result['axis']]:,}", *ends)
-    _show("losses in nats per token", table)
+    show_tables("losses in nats per token", table)
     print(f"\nfigure: {', '.join(result['files'])}")
 
 
 def show_demo(result: Record) -> None:
     """Print the rows of the demo (see `render_demo` for their keys), the ratios being to the first row."""
     columns = ("elements", "bytes", "cache %", "perplexity", "tokens/s")
-    table = _table(Column("", no_wrap=True), *map(_right, columns))
+    table = plain_table(Column("", no_wrap=True), *map(right, columns))
     table.caption = "elements per token and layer, bytes per token, ratios to the first row"
     for row in result["rows"]:
         table.add_row(
@@ -181,7 +181,7 @@ def show_demo(result: Record) -> None:
             f"{row['perplexity']:,.2f} ({factor_text(row['perplexity_ratio'])})",
             f"{value_text('tokens_per_second', row['tokens_per_second'])} ({factor_text(row['decode_ratio'])})",
         )
-    _show(f"{result['model']}, before and after", table)
+    show_tables(f"{result['model']}, before and after", table)
 
 
 def show_tradeoff(result: Record) -> None:
@@ -189,7 +189,7 @@ def show_tradeoff(result: Record) -> None:
     base = result["original"]
     original = {"name": "original", "cache": "bfloat16", "predicted_perplexity": None} | base
     columns = ("rotary", "latent", "bytes", "%", "predicted", "measured")
-    table = _table("", "cache", *map(_right, columns))
+    table = plain_table("", "cache", *map(right, columns))
     table.caption = "cached bytes per token, % of the original's; perplexity, ratio to the original's"
     for point in sorted((original, *result["points"]), key=lambda point: -point["bytes_per_token"]):
         table.add_row(
@@ -201,7 +201,7 @@ def show_tradeoff(result: Record) -> None:
             f"{100 * point['bytes_per_token'] / base['bytes_per_token']:.2f}",
             *(_perplexity(point[key], base["perplexity"]) for key in ("predicted_perplexity", "perplexity")),
         )
-    _show(f"Trade-off of {result['model']}", _facts(result["text"]), table)
+    show_tables(f"Trade-off of {result['model']}", _facts(result["text"]), table)
 
 
 def _perplexity(value: float | None, original: float) -> str:
@@ -210,7 +210,7 @@ def _perplexity(value: float | None, original: float) -> str:
 
 def _plan_tables(plan: Record) -> list[Table]:
     columns = ("from", "to", "rotary", "latent", "elements before", "after")
-    table = _table("layers", *map(_right, columns))
+    table = plain_table("layers", *map(right, columns))
     for group in plan["layers"]:
         target = group["target"]
         table.add_row(
@@ -246,11 +246,11 @@ def _span(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}–{last}"
 
 
-def _right(name: str) -> Column:
+def right(name: str) -> Column:
     return Column(name, justify="right")
 
 
-def _table(*columns: str | Column) -> Table:
+def plain_table(*columns: str | Column) -> Table:
     return Table(*columns, box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), caption_justify="left")
 
 
@@ -263,7 +263,7 @@ def _facts(facts: Mapping[str, Any]) -> Table:
     return table
 
 
-def _show(title: str, *tables: Table) -> None:
+def show_tables(title: str, *tables: Table) -> None:
     console = Console()  # looked up here, so that a redirected stdout is respected
     console.print(Text(title, style="bold underline"))
     for table in tables:

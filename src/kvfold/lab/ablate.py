@@ -1,0 +1,128 @@
+"""Carry out a sweep: every run that is not finished yet, one after the other or several at a time."""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvfold.checkpoint import write_json, write_text
+from kvfold.errors import OptionError
+from kvfold.lab.pretrain import pretrain_recipe
+from kvfold.lab.summary import summarise
+from kvfold.lab.sweep import Cell, read_sweep
+from kvfold.progress import Progress, silent
+from kvfold.provenance import provenance
+from kvfold.registry import lookup
+from kvfold.train.curve import CURVE_FILE, read_curve
+from kvfold.train.run import MODEL_FOLDER
+
+RECIPE_FILE, SUMMARY_FILE = "sweep.yaml", "summary.json"
+POLL_SECONDS = 2.0
+
+
+def ablate(
+    recipe: str | Path,
+    out: str | Path,
+    *,
+    only: Sequence[str] = (),
+    workers: int = 1,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Train every variant of a sweep with every seed, each in `out/VARIANT/seed-SEED`.
+
+    Finished runs are skipped, begun ones go on.
+
+    Args:
+        recipe: YAML, see `sweep_from_dict`.
+        only: names of the runs to make, `VARIANT/seed-SEED`; empty makes all.
+        workers: runs at a time, each in a process of its own with its share of the cores.
+        progress: called as `Progress` says, a stage for every run.
+
+    Returns:
+        What `summarise` gives, of the runs that are finished, also written to `out/summary.json`.
+
+    Raises:
+        KvfoldError: the recipe, a run of another recipe in `out`, or a run that failed; the message says which.
+    """
+    sweep, out = read_sweep(recipe), Path(out)
+    cells = {cell.name: cell for cell in sweep.cells()}
+    chosen = [lookup(cells, name, "run") for name in only] or list(cells.values())
+    if workers < 1:
+        raise OptionError(f"workers must be 1 or more, got {workers}.")
+    keep_recipe(Path(recipe), out)
+    waiting = [cell for cell in chosen if not (out / cell.name / MODEL_FOLDER).exists()]
+    if workers == 1:
+        for cell in waiting:
+            told = _named(progress, cell.name)
+            pretrain_recipe(cell.recipe, out / cell.name, resume=True, overwrite=False, progress=told)
+    else:
+        _at_once(waiting, out / RECIPE_FILE, out, workers, progress)
+    summary = summarise(sweep, out) | {"provenance": provenance()}
+    write_json(out / SUMMARY_FILE, summary)
+    return summary
+
+
+def keep_recipe(recipe: Path, out: Path) -> None:
+    """Put the recipe beside the runs; a folder holds those of one only.
+
+    Raises:
+        OptionError: there is another one.
+    """
+    text, kept = recipe.read_text("utf-8"), out / RECIPE_FILE
+    if kept.exists() and kept.read_text("utf-8") != text:
+        raise OptionError(f"{out} holds the runs of another recipe ({kept}): give that recipe, or another folder.")
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(kept, text)
+
+
+def commands(recipe: str | Path, out: str | Path) -> list[str]:
+    """One command line per run, for a scheduler."""
+    cells = read_sweep(recipe).cells()
+    return [f'kvfold ablate "{out}" --config "{recipe}" --only "{cell.name}"' for cell in cells]
+
+
+def _named(progress: Progress, name: str) -> Progress:
+    def told(stage: str, done: int, total: int, note: str = "") -> None:
+        progress(f"{name}: {stage}", done, total, note)
+
+    return told
+
+
+def _at_once(waiting: list[Cell], recipe: Path, out: Path, workers: int, progress: Progress) -> None:
+    """Keep `workers` processes busy; the first that fails ends the others' queue, not their runs."""
+    threads = max(torch.get_num_threads() // workers, 1)
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_use_threads, initargs=(threads,))
+    with pool:
+        runs = {pool.submit(_carry_out, recipe, out, cell.name): cell for cell in waiting}
+        try:
+            left = set(runs)
+            while left:
+                done, left = wait(left, timeout=POLL_SECONDS, return_when=FIRST_EXCEPTION)
+                for run in done:
+                    run.result()
+                _tell(runs.values(), out, progress)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _use_threads(count: int) -> None:
+    torch.set_num_threads(count)
+
+
+def _carry_out(recipe: Path, out: Path, name: str) -> None:
+    """One run, in a process of its own."""
+    cell = next(cell for cell in read_sweep(recipe).cells() if cell.name == name)
+    pretrain_recipe(cell.recipe, out / name, resume=True, overwrite=False, progress=silent)
+
+
+def _tell(cells: Iterable[Cell], out: Path, progress: Progress) -> None:
+    """How far the runs of other processes are, by what they have written."""
+    for cell in cells:
+        folder = out / cell.name
+        if (folder / CURVE_FILE).exists() and (rows := read_curve(folder)):
+            note = f"loss {rows[-1]['loss']:.3f}, {rows[-1]['tokens']:,} tokens"
+            progress(f"{cell.name}: training", rows[-1]["step"], cell.recipe.options.steps, note)
