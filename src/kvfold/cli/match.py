@@ -37,7 +37,8 @@ COMMAND = Command(
     description=(
         "Solve the feed-forward width (or heads, or layers, as the recipe says) of every variant of a sweep so that "
         "its parameters agree with the reference's, and show what each costs: parameters, FLOPs of one token, cached "
-        "bytes of one token on one of 1, 2, 4 or 8 tensor-parallel devices (bf16), and FLOPs per cached byte in decoding."
+        "bytes of one token on one of 1, 2, 4 or 8 tensor-parallel devices (bf16), and FLOPs per cached byte when "
+        "decoding."
     ),
     example="kvfold match recipes/lab/tiny.yaml",
     add_arguments=add_arguments,

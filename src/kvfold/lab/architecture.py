@@ -70,8 +70,7 @@ class Architecture:
             value = getattr(self, field.name)
             if field.type in (int, "int") and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise OptionError(f"{field.name} must be a whole number of 1 or more, got {value!r}.")
-            foreign = field.name in OWN and field.name not in variant.options
-            if foreign and value != field.default:
+            if value != field.default and not has_use(self.attention, field.name):
                 raise OptionError(f"{self.attention} attention has no {field.name}, got {value!r}: leave it out.")
         for name in variant.required:
             if getattr(self, name) is None:
@@ -201,3 +200,8 @@ VARIANTS: dict[str, Variant] = {
     ),
 }
 OWN = {name for variant in VARIANTS.values() for name in variant.options}
+
+
+def has_use(attention: str, option: str) -> bool:
+    """Whether a kind of attention has a use for an option of `Architecture`; what is no kind is not judged."""
+    return attention not in VARIANTS or option not in OWN or option in VARIANTS[attention].options

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from kvfold.errors import KvfoldError, OptionError, TextError
-from kvfold.lab.architecture import Architecture
+from kvfold.lab.architecture import Architecture, has_use
 from kvfold.lab.matching import TOLERANCE, Match, match
 from kvfold.lab.pretrain import Recipe
 from kvfold.registry import lookup
@@ -108,7 +108,9 @@ def matches_from_dict(content: dict[str, Any]) -> tuple[Match, ...]:
         if not isinstance(own, dict):
             raise OptionError(f"the variant {name} must hold entries like attention: gqa, got {own!r}.")
         try:
-            shapes[name] = Architecture.from_dict(shared | own)
+            # What all share is for those that have a use for it: the others have no latents, or no groups.
+            mine = {key: value for key, value in shared.items() if has_use(own.get("attention", ""), key)}
+            shapes[name] = Architecture.from_dict(mine | own)
         except KvfoldError as error:
             raise OptionError(f"variant {name}: {error}") from error
     return tuple(_matched(shapes, _mapping(content, "match")))
