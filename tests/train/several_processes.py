@@ -1,4 +1,4 @@
-"""One of the processes that `test_several_processes.py` starts with torchrun: heals as told in JSON."""
+"""One of the processes that `test_several_processes.py` starts with torchrun: trains as told in JSON."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ from accelerate.utils import DistributedType
 from torch.distributed.checkpoint import state_dict
 from torch.distributed.tensor import DTensor
 
+from kvfold.lab import pretrain
 from kvfold.train import heal, training
 from kvfold.train.trainer import HealTrainer
 
@@ -38,4 +39,7 @@ if __name__ == "__main__":
     settings = json.loads(sys.argv[1])
     if settings["options"].get("fsdp"):
         shard_on_cpu()
-    heal(settings["model"], settings["out"], **settings["options"])
+    if settings["model"] is None:
+        pretrain(settings["out"], **settings["options"])
+    else:
+        heal(settings["model"], settings["out"], **settings["options"])

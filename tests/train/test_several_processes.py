@@ -10,15 +10,16 @@ import pytest
 import torch
 
 import kvfold
+from kvfold.lab import pretrain
 from kvfold.train import heal
 from kvfold.train.curve import read_curve
 
 RUN = {"steps": 6, "batch": 4, "sequence_length": 16, "save_steps": 3, "precision": "float32", "learning_rate": 1e-3}
 
 
-def torchrun(model: Path, out: Path, **options) -> None:
-    """Heal in two processes."""
-    settings = json.dumps({"model": str(model), "out": str(out), "options": options})
+def torchrun(model: Path | None, out: Path, **options) -> None:
+    """Heal the model, or train a new one, in two processes."""
+    settings = json.dumps({"model": model and str(model), "out": str(out), "options": options})
     script = str(Path(__file__).with_name("several_processes.py"))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, settings]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
@@ -35,6 +36,16 @@ def test_two_processes_compute_what_one_does_and_go_on_where_they_were(converted
     for finished in ("model", "checkpoint-6"):
         shutil.rmtree(two / finished)
     torchrun(converted, two, resume=True, **options | changes)
+    check_same(one, two)
+
+
+def test_two_processes_train_from_scratch_as_one_does(text, other_text, tmp_path):
+    shape = {"attention": "gla", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    shape |= {"intermediate_size": 48, "vocab_size": 300, "tokenizer": "bpe"}
+    options = RUN | shape | {"data": text, "held_out": other_text, "held_out_steps": 3}
+    one, two = tmp_path / "one", tmp_path / "two"
+    pretrain(one, **options)
+    torchrun(None, two, **options, fsdp=True)
     check_same(one, two)
 
 

@@ -16,7 +16,7 @@ def show_match(result: Record) -> None:
     degrees = list(result["variants"][0]["cache_bytes_per_device"])
     columns = ("heads", "layers", "FFN", "parameters", "off by")
     sizes = plain_table(Column("", no_wrap=True), "attention", *map(right, columns))
-    columns = ("MFLOPs/token", *(f"cache, TP {degree}" for degree in degrees), "FLOPs/byte")
+    columns = ("MFLOPs", *(f"TP {degree}" for degree in degrees), "FLOPs/byte")
     costs = plain_table(Column("", no_wrap=True), *map(right, columns))
     for row in result["variants"]:
         counts = (row[key] for key in ("num_attention_heads", "num_hidden_layers", "intermediate_size", "parameters"))
@@ -24,8 +24,8 @@ def show_match(result: Record) -> None:
         cached = (number_text(size) for size in row["cache_bytes_per_device"].values())
         costs.add_row(row["name"], f"{row['flops_per_token'] / 1e6:,.1f}", *cached, f"{row['decode_intensity']:.1f}")
     costs.caption = (
-        f"forward pass of one token at {result['context']:,} tokens; cached bytes of one token and device (bf16) at "
-        "tensor-parallel degrees; FLOPs of attention per byte read from the cache in decoding"
+        f"forward pass of one token at {result['context']:,} tokens; cached bytes (bf16) of one token and device at "
+        "tensor-parallel degrees; attention's FLOPs per byte read from the cache when decoding"
     )
     show_tables("Matched variants", sizes, costs)
 

@@ -17,6 +17,7 @@ from kvfold.checkpoint import alone, write_json
 from kvfold.errors import OptionError
 from kvfold.modeling import load_model
 from kvfold.progress import Progress, silent
+from kvfold.registry import lookup
 from kvfold.texts import DEFAULT_TEXT
 from kvfold.train import training
 from kvfold.train.curve import read_curve
@@ -129,6 +130,7 @@ def carry_out(
 
     if not torch.cuda.is_available():
         keep_freed_memory()
+    _check_trackers(options)
     processes = PartialState(cpu=not torch.cuda.is_available(), timeout=LONGEST_WAIT)
     _check_processes(options, processes.num_processes)
     key = {"model": start.fingerprint, "options": options.to_dict() | {"save_steps": None, "price_per_hour": None}}
@@ -179,6 +181,18 @@ def _check_processes(options: TrainOptions, processes: int) -> None:
         raise OptionError("fsdp and deepspeed shard over GPUs, of which PyTorch sees none: leave them out.")
     if options.deepspeed and importlib.util.find_spec("deepspeed") is None:
         raise OptionError("deepspeed is not installed: pip install deepspeed, or shard by fsdp.")
+
+
+def _check_trackers(options: TrainOptions) -> None:
+    from transformers.integrations.integration_utils import (
+        INTEGRATION_TO_CALLBACK,
+        get_available_reporting_integrations,
+    )
+
+    for name in options.report_to:
+        lookup(INTEGRATION_TO_CALLBACK, name, "tracker")
+        if name not in get_available_reporting_integrations():
+            raise OptionError(f"report_to names {name}, whose package is not installed: pip install {name}.")
 
 
 def _check_length(options: TrainOptions, network: PreTrainedModel) -> None:

@@ -1,0 +1,154 @@
+"""Sweeps: paired runs, results over seeds, going on after kill -9, and recipes that cannot be."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from kvfold.errors import KvfoldError
+from kvfold.lab import ablate, read_sweep, summarise
+from kvfold.lab.ablate import commands
+from kvfold.lab.summary import difference_curves, loss_curves, spread
+from kvfold.train.curve import read_curve
+
+from .conftest import TINY, TRAIN
+
+VARIANTS = {"MHA": {"attention": "mha"}, "GLA-2": {"attention": "gla"}, "GQA 2": {"attention": "gqa"}}
+MODEL = {name: value for name, value in TINY.items() if name != "vocab_size"} | {"num_key_value_heads": 2}
+
+
+@pytest.fixture
+def write(tmp_path, text, other_text):
+    """Writes a recipe with changes."""
+
+    def recipe(name="recipe.yaml", **changes):
+        train = TRAIN | {"data": [text], "held_out": other_text}
+        content = {
+            "model": MODEL | {"vocab_size": 264},
+            "variants": VARIANTS,
+            "match": {"reference": "MHA", "multiple_of": 1, "tolerance": 0.01},
+            "train": train,
+            "seeds": [0, 1],
+        }
+        path = tmp_path / name
+        path.write_text(yaml.safe_dump(content | changes, sort_keys=False))
+        return path
+
+    return recipe
+
+
+def losses(out, name):
+    return [row["loss"] for row in read_curve(out / name)]
+
+
+def test_a_sweep_is_paired_and_told_over_its_seeds(write, tmp_path):
+    recipe, out = write(), tmp_path / "sweep"
+    result = ablate(recipe, out)
+    assert [row["name"] for row in result["variants"]] == ["MHA", "GLA-2", "GQA 2"]
+    assert [row["variants"] for row in result["differences"]] == [["GLA-2", "MHA"], ["GQA 2", "MHA"]]
+    for row in result["differences"]:
+        one, other = (dict(zip((0, 1), v["loss"]["values"], strict=True)) for v in find(result, *row["variants"]))
+        assert row["loss"] == spread([one[seed] - other[seed] for seed in (0, 1)])
+    assert json.loads((out / "summary.json").read_text())["variants"] == result["variants"]
+    sweep = read_sweep(recipe)
+    curves = difference_curves(sweep, out, "tokens")
+    assert curves[0]["x"][-1] == 8 * 4 * 16 and len(curves[0]["differences"]) == 2
+    expected = [a - b for a, b in zip(losses(out, "GLA-2/seed-1"), losses(out, "MHA/seed-1"), strict=True)]
+    assert curves[0]["differences"][1] == expected
+    assert len(loss_curves(sweep, out, "step")) == 3
+
+
+def find(result, *names):
+    return [next(row for row in result["variants"] if row["name"] == name) for name in names]
+
+
+def test_finished_runs_are_left_alone_and_several_go_at_once(write, tmp_path):
+    recipe, one, two = write(), tmp_path / "one", tmp_path / "two"
+    ablate(recipe, one, only=["MHA/seed-0"])
+    before = (one / "MHA/seed-0/curve.jsonl").stat().st_mtime_ns
+    assert [len(row["seeds"]) for row in summarise(read_sweep(recipe), one)["variants"]] == [1, 0, 0]
+    ablate(recipe, one)
+    assert (one / "MHA/seed-0/curve.jsonl").stat().st_mtime_ns == before
+    told = []
+    ablate(recipe, two, workers=2, progress=lambda stage, done, total, note="": told.append((stage, done)))
+    assert ("GQA 2/seed-1: training", 8) in told
+    for cell in read_sweep(recipe).cells():
+        assert losses(one, cell.name) == pytest.approx(losses(two, cell.name), abs=1e-6)
+
+
+def test_a_sweep_that_was_killed_goes_on(write, tmp_path, text):
+    long = TRAIN | {"data": [text], "steps": 40}
+    recipe = write(train=long, variants={"MHA": VARIANTS["MHA"]}, match={})
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    ablate(recipe, whole)
+    command = [sys.executable, "-m", "kvfold.cli.main", "ablate", str(broken), "--config", str(recipe)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not list(broken.glob("MHA/seed-0/checkpoint-[1-9]*")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    ablate(recipe, broken)
+    assert losses(broken, "MHA/seed-0") == losses(whole, "MHA/seed-0")
+
+
+def test_a_folder_holds_one_sweep(write, tmp_path, one_line):
+    out = tmp_path / "sweep"
+    ablate(write(), out, only=["MHA/seed-0"])
+    with pytest.raises(KvfoldError) as error:
+        ablate(write("other.yaml", seeds=[0]), out)
+    assert "holds the runs of another recipe" in one_line(error)
+
+
+def test_one_command_a_run(write, tmp_path):
+    lines = commands(write(), tmp_path / "out")
+    assert len(lines) == 6 and lines[0].endswith('--only "MHA/seed-0"') and lines[-1].endswith('"GQA 2/seed-1"')
+
+
+MISTAKES = {
+    "entry": ({"sedes": [1]}, "unknown entry of a sweep 'sedes'. Did you mean 'seeds'?"),
+    "no variants": ({"variants": {}}, "the recipe has no variants"),
+    "variant": ({"variants": {"a": {"attention": "mha", "head": 3}}}, "variant a: unknown option of a model 'head'"),
+    "name": ({"variants": {"a/b": {"attention": "mha"}}}, "'a/b' cannot be the name of a folder"),
+    "form": ({"variants": {"a": "mha"}}, "the variant a must hold entries like attention: gqa, got 'mha'."),
+    "reference": ({"match": {"multiple_of": 2}}, "match has no reference: name one of MHA, GLA-2, GQA 2."),
+    "who": ({"match": {"reference": "MQA"}}, "unknown reference 'MQA'"),
+    "off": ({"match": {"reference": "MHA", "multiple_of": 64}}, "cannot be matched by intermediate_size"),
+    "solve": ({"match": {"reference": "MHA", "solve": "width"}}, "unknown number to solve for 'width'"),
+    "train": ({"train": {"data": ["a"], "bach": 3}}, "unknown recipe key 'bach'. Did you mean 'batch'?"),
+    "model": ({"train": {"data": ["a"], "head_dim": 3}}, "train has head_dim, which is about the model"),
+    "seed": ({"train": {"data": ["a"], "seed": 3}}, "train has a seed: list all under seeds."),
+    "no seeds": ({"seeds": []}, "seeds must be a list of whole numbers of 0 or more, got []."),
+    "twice": ({"seeds": [1, 1]}, "seeds has one twice: [1, 1]."),
+    "pair": ({"differences": {"a": ["MHA"]}}, "the difference a must be two variants, [one, other], got ['MHA']."),
+    "pair of": ({"differences": {"a": ["MHA", "MLA"]}}, "unknown variant 'MLA'"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_recipes_that_cannot_be(name, write, one_line):
+    changes, expected = MISTAKES[name]
+    with pytest.raises(KvfoldError) as error:
+        read_sweep(write(**changes))
+    assert expected in one_line(error)
+
+
+def test_files_that_are_no_recipes(tmp_path, one_line):
+    (tmp_path / "list.yaml").write_text("- a\n")
+    (tmp_path / "broken.yaml").write_text("a: [\n")
+    for name, expected in (("gone.yaml", "cannot read"), ("list.yaml", "must hold"), ("broken.yaml", "cannot read")):
+        with pytest.raises(KvfoldError) as error:
+            read_sweep(tmp_path / name)
+        assert expected in one_line(error)
+
+
+def test_runs_that_are_not_there(write, tmp_path, one_line):
+    for arguments, expected in (({"only": ["MHA/seed-7"]}, "unknown run"), ({"workers": 0}, "workers must be 1")):
+        with pytest.raises(KvfoldError) as error:
+            ablate(write(), tmp_path / "out", **arguments)
+        assert expected in one_line(error)
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
