@@ -42,9 +42,7 @@ def test_first_weights_as_in_the_double_heads_paper():
     model = new_model(shape, seed=0)
     attention = model.model.layers[1].self_attn
     assert not attention.o_proj.weight.any() and not model.model.layers[0].mlp.down_proj.weight.any()
-    assert attention.kv_a_layernorm.weight.detach().unique().tolist() == [
-        2.0
-    ]  # (32 / 8)^1/2: the rank of one of two latents
+    assert attention.kv_a_layernorm.weight.detach().unique().tolist() == [2.0]  # (32 / 8)^1/2, of one of two
     assert attention.q_a_layernorm.weight.detach().unique().tolist() == [2.0]
     assert model.model.embed_tokens.weight.detach().std() == pytest.approx(0.02, rel=0.05)
 

@@ -10,6 +10,7 @@ import time
 import pytest
 import yaml
 
+from kvfold.cli import main as cli
 from kvfold.errors import KvfoldError
 from kvfold.lab import ablate, read_sweep, summarise
 from kvfold.lab.ablate import commands
@@ -152,3 +153,22 @@ def test_runs_that_are_not_there(write, tmp_path, one_line):
             ablate(write(), tmp_path / "out", **arguments)
         assert expected in one_line(error)
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
+
+
+def test_a_sweep_is_drawn_and_told(write, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = write(differences={"GLA": ["GLA-2", "MHA"]}, colours={"GLA": "blue"}, title="Tiny")
+    assert cli.main(["match", str(recipe)]) == 0
+    assert "GQA 2" in capsys.readouterr().out
+    assert cli.main(["ablate", "sweep", "--config", str(recipe), "--list"]) == 0
+    assert capsys.readouterr().out.count("kvfold ablate") == 6
+    assert cli.main(["ablate", "sweep", "--config", str(recipe)]) == 0
+    assert "GLA-2 – MHA" in capsys.readouterr().out
+    assert cli.main(["plot", "sweep", "--x", "tokens"]) == 0
+    assert "figure: differences.png" in capsys.readouterr().out
+    assert cli.main(["plot", "sweep", "--losses", "--log", "--out", "losses.svg"]) == 0
+    assert (tmp_path / "differences.png").stat().st_size > 10_000 and (tmp_path / "losses.svg").exists()
+    capsys.readouterr()
+    assert cli.main(["plot", "sweep", "--held-out"]) == 2
+    assert cli.main(["plot", "sweep/MHA/seed-0", "--log"]) == 2
+    assert "--log is for the folder of a sweep" in capsys.readouterr().err

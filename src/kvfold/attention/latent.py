@@ -105,6 +105,6 @@ def _per_latent(projection: Any, x_BTw: Float[Tensor, "B T w"], latents: int) ->
     """
     if latents == 1:
         return projection(x_BTw)
-    blocks = projection.weight.unflatten(0, (latents, -1))
-    output = torch.einsum("bthr,hor->btho", x_BTw.unflatten(-1, (latents, -1)), blocks).flatten(2)
+    parts = zip(x_BTw.chunk(latents, dim=-1), projection.weight.chunk(latents), strict=True)
+    output = torch.cat([nn.functional.linear(part, block) for part, block in parts], dim=-1)
     return output if projection.bias is None else output + projection.bias

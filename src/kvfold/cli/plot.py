@@ -17,7 +17,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="RUN",
         nargs="+",
         type=str,
-        help="folders of kvfold heal, or NAME=FOLDER for another name in the legend; or one .yaml file with panels",
+        help="folders of kvfold heal or pretrain, or NAME=FOLDER for another name in the legend; or one .yaml file "
+        "with panels; or one folder of kvfold ablate",
     )
     parser.add_argument(
         "--out", nargs="+", type=str, metavar="FILE", help="one or more .png, .svg or .html files (default: losses.png)"
@@ -30,9 +31,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--smooth", type=float, metavar="F", help="share of the points in one mean (default: 0.02; 0: none)"
     )
+    sweep = parser.add_argument_group("of a sweep", "the differences between variants are drawn, paired by seed")
+    sweep.add_argument("--losses", action="store_true", help="draw losses, means over the seeds, instead")
+    sweep.add_argument("--log", action="store_true", help="draw steps or tokens on a log scale")
 
 
 def run(options: Namespace, progress: Progress) -> Result:
+    from kvfold.cli.plot_sweep import is_sweep, run_sweep
+
+    if len(options.runs) == 1 and is_sweep(options.runs[0]):
+        return run_sweep(options)
+    for name in ("losses", "log"):
+        if options[name]:
+            raise OptionError(f"--{name} is for the folder of a sweep of kvfold ablate: give one, or leave it out.")
     from kvfold.registry import lookup
     from kvfold.report.losses import AXES, SMOOTH, draw_losses, ends
     from kvfold.train.curve import CURVE_FILE
@@ -137,23 +148,30 @@ def _curve(name: str, folder: Path, file: str, axis: str) -> dict[str, Any]:
 
 
 def show(result: Result) -> None:
+    from kvfold.report.lab_tables import show_sweep
     from kvfold.report.tables import show_curves
 
-    show_curves(result)
+    if "variants" in result:
+        show_sweep(result)
+        print(f"\nfigure: {', '.join(result['files'])}")
+    else:
+        show_curves(result)
 
 
 COMMAND = Command(
     name="plot",
-    summary="draw the losses of training runs over each other",
+    summary="draw the losses of training runs over each other, or the differences in a sweep",
     usage="RUN [RUN ...] [--out FILE ...] [options]",
     description=(
-        "Draw the losses of runs of kvfold heal: the first one, which the others are held against, in black, noise "
-        "faint under smoothed curves. For several panels give a .yaml file with NAME: FOLDER lines below each title."
+        "Draw the losses of runs of kvfold heal or pretrain: the first one, which the others are held against, in "
+        "black, noise faint under smoothed curves. For several panels give a .yaml file with NAME: FOLDER lines below "
+        "each title. Of a sweep of kvfold ablate draw the paired differences of losses, and their spread over seeds."
     ),
     example=(
         "kvfold plot baseline healed --out losses.png losses.html\n"
         'kvfold plot "no conversion=runs/base" "d_kv=16=runs/16" --title "GQA2MLA: SmolLM2-135M" --x tokens\n'
-        "kvfold plot figure1.yaml --out figure1.svg"
+        "kvfold plot figure1.yaml --out figure1.svg\n"
+        "kvfold plot sweep --x tokens --out differences.png"
     ),
     add_arguments=add_arguments,
     run=run,

@@ -103,7 +103,8 @@ class Examination:
             CheckpointError: the model cannot be loaded.
             TextError: a text is too short, or of another vocabulary.
         """
-        network, tokenizer = load_model(model, dtype=dtype)
+        loaded: Any = load_model(model, dtype=dtype)
+        network, tokenizer = loaded
         factory = None if cache_bits is None else quantized_cache_factory(network.config, nbits=cache_bits)
         nats = {}
         for text, content in self.texts.items():

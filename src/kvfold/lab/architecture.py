@@ -153,10 +153,12 @@ class Variant:
 
 
 def _grouped(shape: Architecture, kv_heads: int | None) -> GroupedSpec:
+    assert kv_heads is not None
     return GroupedSpec(**_common(shape), num_key_value_heads=kv_heads, head_dim=shape.head_dim)
 
 
 def _tied(shape: Architecture) -> TiedSpec:
+    assert shape.num_key_value_heads is not None
     return TiedSpec(**_common(shape), num_key_value_heads=shape.num_key_value_heads, head_dim=shape.head_dim)
 
 

@@ -1,7 +1,7 @@
 """Loss curves of training runs over each other, in one panel or several."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -51,14 +51,29 @@ def draw_losses(record: Record, paths: Sequence[str | Path]) -> None:
         OutputError: a file cannot be written.
         UnknownNameError: no such format.
     """
+    title = ", ".join(panel["title"] for panel in record["panels"])
+    colours = {colour: f"var(--line-{place})" for place, colour in enumerate(LINES[1:], start=1)}
+    save_figure(lambda: losses_figure(record), title, colours, paths)
+
+
+def save_figure(
+    draw: Callable[[], Figure], title: str, colours: Mapping[str, str], paths: Sequence[str | Path]
+) -> None:
+    """Write a figure to each path, as `draw_losses` says.
+
+    Args:
+        draw: makes it, once the paths are known to be good.
+        title: of the page.
+        colours: what stands for which colour in a page, which may be dark.
+    """
     for path in map(Path, paths):
         lookup(dict.fromkeys(FORMATS), path.suffix, "suffix of a figure")
-    figure = losses_figure(record)
+    figure = draw()
     style: dict[Any, Any] = STYLE | {"svg.fonttype": "path"}
     for path in map(Path, paths):
         buffer = io.BytesIO()
         if path.suffix == ".html":
-            buffer.write(_page(record, figure).encode())
+            buffer.write(_page(title, figure, colours).encode())
         else:
             options: dict[str, Any] = {"dpi": 200} if path.suffix == ".png" else {"metadata": {"Date": None}}
             with matplotlib.rc_context(style):
@@ -76,7 +91,8 @@ def losses_figure(record: Record) -> Figure:
             place among the curves;
             `axis`: what `x` is: `step` or `tokens`;
             `label`: what the losses are, beside their axis;
-            `smooth`: share of the points in one mean, see `smoothed`.
+            `smooth`: share of the points in one mean, see `smoothed`;
+            `log`: whether x is on a log scale (may be left out).
     """
     panels = record["panels"]
     with matplotlib.rc_context(STYLE):
@@ -86,6 +102,9 @@ def losses_figure(record: Record) -> Figure:
             axes = figure.add_subplot(len(panels), 1, place)
             _draw_panel(axes, panel, record["smooth"])
             axes.set(xlabel=AXES[record["axis"]], ylabel=record["label"])
+            if record.get("log"):
+                axes.set(xscale="log", xlim=(max(1, min(curve["x"][0] for curve in panel["curves"])), None))
+                axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count_text(value)))
         figure.draw_without_rendering()
         for axes, panel in zip(figure.axes, panels, strict=True):
             _clear_legend(axes, panel, record["smooth"])
@@ -120,7 +139,7 @@ def _draw_panel(axes: Axes, panel: Record, smooth: float) -> None:
     axes.set(xlim=(0, max(1, *(curve["x"][-1] for curve, _ in curves))), ylim=(bottom, top))
     axes.set_title(panel["title"], loc="left", fontsize=10.5, color=MUTED)
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _count(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count_text(value)))
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     frame = {"frameon": True, "framealpha": 0.85, "edgecolor": "none", "facecolor": PAPER}
@@ -150,7 +169,7 @@ def _tell_cut_off(axes: Axes, panel: Record) -> None:
         axes.set_title(note, loc="right", fontsize=SMALL, color=MUTED)
 
 
-def _count(value: float) -> str:
+def count_text(value: float) -> str:
     """Thousands separated; from a million on in millions or billions, which would run into each other in full."""
     for size, unit in ((1e9, "B"), (1e6, "M")):
         if value >= size:
@@ -171,8 +190,8 @@ def _limits(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[float, flo
     return float(deepest - room), float(high + 2 * room)
 
 
-def _page(record: Record, figure: Figure) -> str:
+def _page(title: str, figure: Figure, colours: Mapping[str, str]) -> str:
     drawn = svg(figure)
-    for place, colour in enumerate(LINES[1:], start=1):
-        drawn = drawn.replace(colour, f"var(--line-{place})")
-    return fill("losses.html.j2", record=record, figure=Markup(drawn))
+    for colour, variable in colours.items():
+        drawn = drawn.replace(colour, variable)
+    return fill("losses.html.j2", title=title, figure=Markup(drawn))
