@@ -26,6 +26,7 @@ LEVELS = {
     "attention": 1,
     "errors": 0,
     "precision": 0,
+    "option_types": 0,
     "allocator": 0,
     "progress": 0,
     "provenance": 0,

@@ -155,6 +155,7 @@ def test_every_recipe_is_tested():
     read = [path for dim in (64, 128) for path in conversions(dim)]
     read += [MHA2MLA / "heal" / f"{model}.yaml" for model in SHAPES]
     read += (RECIPES / "figures").glob("*.yaml")
+    read += (RECIPES / "lab").glob("*.yaml")  # by tests/lab/test_architecture.py
     assert sorted(read) == sorted(path for path in RECIPES.rglob("*") if path.suffix in (".yaml", ".yml"))
 
 

@@ -129,6 +129,8 @@ MISTAKES = {
     "too long": ({"sequence_length": 65}, "sequence_length is 65, the model has 64 positions: give fewer."),
     "warm-up": ({"warmup": 0.7, "decay": 0.5}, "warmup and decay are 0.7 and 0.5 of the steps: more than all."),
     "rate": ({"learning_rate": 0.0}, "learning_rate must be a positive number, got 0.0."),
+    "text": ({"learning_rate": "1e-3"}, "learning_rate must be a number, got '1e-3': write it with a point"),
+    "half": ({"steps": 1.5}, "steps must be a whole number, got 1.5."),
     "parts": ({"accumulate": 3}, "accumulate must divide batch, 4, got 3."),
     "what": ({"trains": "attn"}, "attention"),
     "unknown": ({"step": 3}, "steps"),

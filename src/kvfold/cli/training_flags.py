@@ -51,7 +51,9 @@ def add_data(parser: ArgumentParser) -> None:
         help="of the text in tables, one for all or one for each (default: text, or chats in messages)",
     )
     data.add_argument("--sequence-length", type=int, metavar="N", help="tokens per sequence (default: 512)")
-    data.add_argument("--seed", type=int, metavar="N", help="of the order of the sequences (default: 0)")
+    data.add_argument(
+        "--seed", type=int, metavar="N", help="of the order of the sequences, and all else that is drawn (default: 0)"
+    )
 
 
 def add_schedule(parser: ArgumentParser, title: str, defaults: Mapping[str, Any] = HEALING) -> None:

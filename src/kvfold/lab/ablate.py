@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from kvfold.checkpoint import write_json, write_text
-from kvfold.errors import OptionError
+from kvfold.checkpoint import reason, write_json, write_text
+from kvfold.errors import OptionError, OutputError
 from kvfold.lab.pretrain import pretrain_recipe
 from kvfold.lab.summary import summarise
 from kvfold.lab.sweep import Cell, read_sweep
@@ -74,7 +74,10 @@ def keep_recipe(recipe: Path, out: Path) -> None:
     text, kept = recipe.read_text("utf-8"), out / RECIPE_FILE
     if kept.exists() and kept.read_text("utf-8") != text:
         raise OptionError(f"{out} holds the runs of another recipe ({kept}): give that recipe, or another folder.")
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot create {out}: {reason(error)}; give a place you can write to") from error
     write_text(kept, text)
 
 

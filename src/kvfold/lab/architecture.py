@@ -10,6 +10,7 @@ from transformers import LlamaConfig
 from kvfold.attention import AttentionSpec, GroupedSpec, LatentSpec, TiedSpec
 from kvfold.errors import OptionError
 from kvfold.modeling import KvfoldConfig, KvfoldForCausalLM
+from kvfold.option_types import check_types
 from kvfold.registry import lookup
 
 GROUPS = ("num_key_value_heads",)
@@ -65,18 +66,20 @@ class Architecture:
 
     def __post_init__(self) -> None:
         """Refuse a shape that cannot be built, or a number that the variant has no use for."""
+        check_types(self)
         variant = lookup(VARIANTS, self.attention, "attention")
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type in (int, "int") and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise OptionError(f"{field.name} must be a whole number of 1 or more, got {value!r}.")
+            if type(value) is int and value < 1:
+                raise OptionError(f"{field.name} must be 1 or more, got {value}.")
             if value != field.default and not has_use(self.attention, field.name):
                 raise OptionError(f"{self.attention} attention has no {field.name}, got {value!r}: leave it out.")
         for name in variant.required:
             if getattr(self, name) is None:
                 raise OptionError(f"{self.attention} attention needs {name}: give it.")
-        if not 0 < self.init_std < float("inf"):
-            raise OptionError(f"init_std must be a positive number, got {self.init_std}.")
+        for name in ("init_std", "rope_theta"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise OptionError(f"{name} must be a positive number, got {getattr(self, name)}.")
         if self.head_dim % 2:
             raise OptionError(f"head_dim must be even for rotary pairs, got {self.head_dim}.")
         pairs = self.spec().rotary_pairs[1]

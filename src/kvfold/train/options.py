@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvfold.errors import OptionError
+from kvfold.option_types import check_types
 from kvfold.registry import lookup
 from kvfold.texts import DEFAULT_TEXT
 
@@ -97,6 +98,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         """Refuse what can be refused before a model is opened."""
+        check_types(self)
         if not self.data:
             raise OptionError("no training data was given: name a file or a dataset with --data, or default.")
         if len(set(self.data)) < len(self.data):
