@@ -40,11 +40,18 @@ class Reporter:
 
     def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
         if stage not in self._stages:
+            self._hide_finished()
             self._stages[stage] = self._bars.add_task(stage, total=total, note=note)
             self._print(f"{stage} ...")
         elif note and (done == total or done * NOTES // total > (done - 1) * NOTES // total):
             self._print(f"{stage} {done:,}/{total:,}: {note}")
         self._bars.update(self._stages[stage], completed=done, total=total, note=note)
+
+    def _hide_finished(self) -> None:
+        """Of many stages, such as the runs of a sweep, only those that go on are of interest."""
+        for task in self._bars.tasks:
+            if task.finished:
+                self._bars.update(task.id, visible=False)
 
     def _print(self, line: str) -> None:
         if not self._console.is_terminal:

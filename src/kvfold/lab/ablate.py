@@ -21,6 +21,8 @@ from kvfold.train.run import MODEL_FOLDER
 
 RECIPE_FILE, SUMMARY_FILE = "sweep.yaml", "summary.json"
 POLL_SECONDS = 2.0
+ALL = "runs"
+"""The stage that counts them."""
 
 
 def ablate(
@@ -54,10 +56,13 @@ def ablate(
         raise OptionError(f"workers must be 1 or more, got {workers}.")
     keep_recipe(Path(recipe), out)
     waiting = [cell for cell in chosen if not (out / cell.name / MODEL_FOLDER).exists()]
+    done = len(chosen) - len(waiting)
+    progress(ALL, done, len(chosen))
     if workers == 1:
-        for cell in waiting:
+        for place, cell in enumerate(waiting, start=done + 1):
             told = _named(progress, cell.name)
-            pretrain_recipe(cell.recipe, out / cell.name, resume=True, overwrite=False, progress=told)
+            finished = pretrain_recipe(cell.recipe, out / cell.name, resume=True, overwrite=False, progress=told)
+            progress(ALL, place, len(chosen), f"{cell.name}: loss {finished.last_loss:.3f}")
     else:
         _at_once(waiting, out / RECIPE_FILE, out, workers, progress)
     summary = summarise(sweep, out) | {"provenance": provenance()}
@@ -106,6 +111,7 @@ def _at_once(waiting: list[Cell], recipe: Path, out: Path, workers: int, progres
                 done, left = wait(left, timeout=POLL_SECONDS, return_when=FIRST_EXCEPTION)
                 for run in done:
                     run.result()
+                progress(ALL, len(runs) - len(left), len(runs))
                 _tell(runs.values(), out, progress)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
