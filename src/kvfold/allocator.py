@@ -12,8 +12,7 @@ def keep_freed_memory() -> bool:
     """From now on, memory that this process frees stays with it, to be used again; whether that could be had.
 
     glibc gives large blocks back to the system at once. A training step on a CPU allocates the same ones every time,
-    and the system clears each page of them anew: a third of the time where the vocabulary is large. The peak is the
-    same.
+    and the system clears each page of them anew. The peak is the same.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -107,7 +107,7 @@ def test_a_folder_holds_one_sweep(write, tmp_path, one_line):
 
 def test_one_command_a_run(write, tmp_path):
     lines = commands(write(), tmp_path / "out")
-    assert len(lines) == 6 and lines[0].endswith('--only "MHA/seed-0"') and lines[-1].endswith('"GQA 2/seed-1"')
+    assert len(lines) == 6 and lines[0].endswith("--only MHA/seed-0") and lines[-1].endswith("'GQA 2/seed-1'")
 
 
 MISTAKES = {
@@ -119,6 +119,7 @@ MISTAKES = {
     "reference": ({"match": {"multiple_of": 2}}, "match has no reference: name one of MHA, GLA-2, GQA 2."),
     "who": ({"match": {"reference": "MQA"}}, "unknown reference 'MQA'"),
     "off": ({"match": {"reference": "MHA", "multiple_of": 64}}, "cannot be matched by intermediate_size"),
+    "step": ({"match": {"reference": "MHA", "multiple_of": "8"}}, "multiple_of must be a whole number"),
     "solve": ({"match": {"reference": "MHA", "solve": "width"}}, "unknown number to solve for 'width'"),
     "train": ({"train": {"data": ["a"], "bach": 3}}, "unknown recipe key 'bach'. Did you mean 'batch'?"),
     "model": ({"train": {"data": ["a"], "head_dim": 3}}, "train has head_dim, which is about the model"),

@@ -1,7 +1,9 @@
 """Carry out a sweep: every run that is not finished yet, one after the other or several at a time."""
 
-from collections.abc import Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from kvfold.lab.sweep import Cell, read_sweep
 from kvfold.progress import Progress, silent
 from kvfold.provenance import provenance
 from kvfold.registry import lookup
-from kvfold.train.curve import CURVE_FILE, read_curve
+from kvfold.train.curve import last_row
 from kvfold.train.run import MODEL_FOLDER
 
 RECIPE_FILE, SUMMARY_FILE = "sweep.yaml", "summary.json"
@@ -56,15 +58,11 @@ def ablate(
         raise OptionError(f"workers must be 1 or more, got {workers}.")
     keep_recipe(Path(recipe), out)
     waiting = [cell for cell in chosen if not (out / cell.name / MODEL_FOLDER).exists()]
-    done = len(chosen) - len(waiting)
-    progress(ALL, done, len(chosen))
-    if workers == 1:
-        for place, cell in enumerate(waiting, start=done + 1):
-            told = _named(progress, cell.name)
-            finished = pretrain_recipe(cell.recipe, out / cell.name, resume=True, overwrite=False, progress=told)
-            progress(ALL, place, len(chosen), f"{cell.name}: loss {finished.last_loss:.3f}")
-    else:
-        _at_once(waiting, out / RECIPE_FILE, out, workers, progress)
+    finished = len(chosen) - len(waiting)
+    progress(ALL, finished, len(chosen))
+    begin = _one_by_one if workers == 1 else partial(_at_once, workers=workers)
+    for count, cell in enumerate(begin(waiting, out, progress), start=finished + 1):
+        progress(ALL, count, len(chosen), f"{cell.name} is finished")
     summary = summarise(sweep, out) | {"provenance": provenance()}
     write_json(out / SUMMARY_FILE, summary)
     return summary
@@ -89,7 +87,15 @@ def keep_recipe(recipe: Path, out: Path) -> None:
 def commands(recipe: str | Path, out: str | Path) -> list[str]:
     """One command line per run, for a scheduler."""
     cells = read_sweep(recipe).cells()
-    return [f'kvfold ablate "{out}" --config "{recipe}" --only "{cell.name}"' for cell in cells]
+    return [shlex.join(["kvfold", "ablate", str(out), "--config", str(recipe), "--only", cell.name]) for cell in cells]
+
+
+def _one_by_one(waiting: list[Cell], out: Path, progress: Progress) -> Iterator[Cell]:
+    """Carry out the runs, each of which is yielded when it is finished."""
+    for cell in waiting:
+        told = _named(progress, cell.name)
+        pretrain_recipe(cell.recipe, out / cell.name, resume=True, overwrite=False, progress=told)
+        yield cell
 
 
 def _named(progress: Progress, name: str) -> Progress:
@@ -99,20 +105,19 @@ def _named(progress: Progress, name: str) -> Progress:
     return told
 
 
-def _at_once(waiting: list[Cell], recipe: Path, out: Path, workers: int, progress: Progress) -> None:
-    """Keep `workers` processes busy; the first that fails ends the others' queue, not their runs."""
+def _at_once(waiting: list[Cell], out: Path, progress: Progress, *, workers: int) -> Iterator[Cell]:
+    """The same in several processes; when a run fails no other is begun, those that go on are waited for."""
     threads = max(torch.get_num_threads() // workers, 1)
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_use_threads, initargs=(threads,))
     with pool:
-        runs = {pool.submit(_carry_out, recipe, out, cell.name): cell for cell in waiting}
+        left = {pool.submit(_carry_out, out, cell.name): cell for cell in waiting}
         try:
-            left = set(runs)
             while left:
-                done, left = wait(left, timeout=POLL_SECONDS, return_when=FIRST_EXCEPTION)
+                done, _ = wait(left, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+                _tell(left.values(), out, progress)
                 for run in done:
                     run.result()
-                progress(ALL, len(runs) - len(left), len(runs))
-                _tell(runs.values(), out, progress)
+                    yield left.pop(run)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -122,16 +127,15 @@ def _use_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-def _carry_out(recipe: Path, out: Path, name: str) -> None:
+def _carry_out(out: Path, name: str) -> None:
     """One run, in a process of its own."""
-    cell = next(cell for cell in read_sweep(recipe).cells() if cell.name == name)
+    cell = next(cell for cell in read_sweep(out / RECIPE_FILE).cells() if cell.name == name)
     pretrain_recipe(cell.recipe, out / name, resume=True, overwrite=False, progress=silent)
 
 
 def _tell(cells: Iterable[Cell], out: Path, progress: Progress) -> None:
     """How far the runs of other processes are, by what they have written."""
     for cell in cells:
-        folder = out / cell.name
-        if (folder / CURVE_FILE).exists() and (rows := read_curve(folder)):
-            note = f"loss {rows[-1]['loss']:.3f}, {rows[-1]['tokens']:,} tokens"
-            progress(f"{cell.name}: training", rows[-1]["step"], cell.recipe.options.steps, note)
+        if row := last_row(out / cell.name):
+            note = f"loss {row['loss']:.3f}, {row['tokens']:,} tokens"
+            progress(f"{cell.name}: training", row["step"], cell.recipe.options.steps, note)

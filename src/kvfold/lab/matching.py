@@ -67,10 +67,10 @@ def match(
         UnknownNameError: `solve` is none of the three.
     """
     step = lookup(SOLVED, solve, "number to solve for") if multiple_of is None else multiple_of
-    if step < 1:
-        raise OptionError(f"multiple_of must be 1 or more, got {step}.")
-    if not 0 <= tolerance < 1:
-        raise OptionError(f"tolerance must be between 0 and 1, got {tolerance}.")
+    if type(step) is not int or step < 1:
+        raise OptionError(f"multiple_of must be a whole number of 1 or more, got {step!r}.")
+    if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
+        raise OptionError(f"tolerance must be a number between 0 and 1, got {tolerance!r}.")
     goal, found = reference.parameters(), []
     for name, variant in variants.items():
         best = solved(variant, goal, solve, step)

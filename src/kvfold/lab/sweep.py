@@ -109,7 +109,7 @@ def matches_from_dict(content: dict[str, Any]) -> tuple[Match, ...]:
             raise OptionError(f"the variant {name} must hold entries like attention: gqa, got {own!r}.")
         try:
             # What all share is for those that have a use for it: the others have no latents, or no groups.
-            mine = {key: value for key, value in shared.items() if has_use(own.get("attention", ""), key)}
+            mine = {key: value for key, value in shared.items() if has_use(str(own.get("attention")), key)}
             shapes[name] = Architecture.from_dict(mine | own)
         except KvfoldError as error:
             raise OptionError(f"variant {name}: {error}") from error

@@ -1,6 +1,7 @@
 """The loss of every step of a run, as JSON Lines that grow while it goes on."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ from kvfold.checkpoint import write_text
 from kvfold.errors import CheckpointError
 
 CURVE_FILE = "curve.jsonl"
+LONGEST_ROWS = 1000
+"""Bytes that hold at least one row."""
 
 
 class Curve:
@@ -41,3 +44,14 @@ def read_curve(folder: Path, name: str = CURVE_FILE) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines if line.endswith("\n")]
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read the curve {path}: {error}; give the folder of a run.") from error
+
+
+def last_row(folder: Path) -> dict[str, Any] | None:
+    """The last whole row of a curve that another process is writing; None where there is none yet."""
+    try:
+        with (folder / CURVE_FILE).open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - LONGEST_ROWS, 0))
+            lines = [line for line in file.read().split(b"\n")[:-1] if line.startswith(b"{")]
+        return json.loads(lines[-1]) if lines else None
+    except (OSError, ValueError):
+        return None
