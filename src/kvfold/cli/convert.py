@@ -12,6 +12,7 @@ METHOD_OPTIONS = (
     "kv_lora_rank",
     "d_kv",
     "rope",
+    "target",
     "factorize",
     "calibration",
     "calibration_weights",
@@ -84,6 +85,12 @@ def add_method(parser: ArgumentParser) -> None:
         metavar="STRATEGY",
         help="which rotary components stay; shared: mixed (the default), assigned, stride, fastest, rorope, rorope-2, "
         "rorope-4, full; per_head: rotation_error (the default), 2-norm, high, low, uniform, full",
+    )
+    method.add_argument(
+        "--target",
+        type=str,
+        metavar="T",
+        help="deepseek: only what can be exported to runtimes that know DeepSeek's attention (see kvfold export)",
     )
     method.add_argument(
         "--factorize",

@@ -15,6 +15,7 @@ from kvfold.cli import (
     convert,
     demo,
     evaluate,
+    export,
     generate,
     heal,
     inspect,
@@ -45,6 +46,7 @@ COMMANDS: dict[str, Command] = {
     "match": match.COMMAND,
     "pretrain": pretrain.COMMAND,
     "ablate": ablate.COMMAND,
+    "export": export.COMMAND,
     "demo": demo.COMMAND,
 }
 

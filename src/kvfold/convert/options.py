@@ -24,6 +24,10 @@ MOST_CALIBRATION_TOKENS = 2**24
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+TARGETS = ("deepseek",)
+EXPORTABLE = ("assigned", "stride", "fastest")
+"""Rope strategies whose frequencies stock DeepSeek code can have; the first is the default with a target."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
@@ -36,6 +40,8 @@ class ConvertOptions:
         kv_lora_rank: total latent rank R per token and layer.
         d_kv: latent rank per KV head (MHA2MLA's notation), R = G d_kv.
         rope: which rotary components stay; None takes the layout's default, `full` with `lossless`.
+        target: `deepseek` keeps to what can be exported to runtimes that know DeepSeek's attention: the layout
+            `shared`, one of the rope strategies of `EXPORTABLE`, and layers that are all alike.
         factorize: low-rank method; None takes `attention_aware`, or `svd_joint` when nothing is calibrated.
         calibration: what to calibrate on: `default` (the broad text shipped with kvfold), `sampled` (text sampled from
             the model itself, which takes memory for all of it), `random` (tokens drawn evenly from the vocabulary: a
@@ -62,6 +68,7 @@ class ConvertOptions:
     kv_lora_rank: int | None = None
     d_kv: int | None = None
     rope: str | None = None
+    target: str | None = None
     factorize: str | None = None
     calibration: tuple[str, ...] = (DEFAULT_TEXT,)
     calibration_weights: tuple[float, ...] = ()
@@ -80,6 +87,8 @@ class ConvertOptions:
         if self.rope is not None:
             self._check_layout_of_rope()
             lookup(strategies, self.rope, f"rope strategy (layout {self.layout})")
+        if self.target is not None:
+            self._check_target()
         if self.factorize is not None:
             lookup(FACTORIZATIONS, self.factorize, "factorization")
         if self.dtype is not None:
@@ -98,6 +107,18 @@ class ConvertOptions:
         self._check_fits()
         if not self.calibration_tokens:
             self._check_weights_alone()
+
+    def _check_target(self) -> None:
+        lookup(dict.fromkeys(TARGETS), self.target or "", "target")
+        if self.layout != "shared":
+            raise OptionError(f"the target {self.target} has the layout shared, not {self.layout}: leave one out.")
+        if self.rope_strategy not in EXPORTABLE:
+            raise OptionError(
+                f"the target {self.target} cannot express the rope strategy {self.rope_strategy!r}: take one of "
+                f"{', '.join(EXPORTABLE)}."
+            )
+        if self.per_layer:
+            raise OptionError(f"the target {self.target} has one rank for all layers: leave per_layer out.")
 
     def _check_calibration(self) -> None:
         if not self.calibration or "" in self.calibration:
@@ -208,7 +229,9 @@ class ConvertOptions:
     @property
     def rope_strategy(self) -> str:
         """The rope strategy in force."""
-        return "full" if self.lossless else self.rope or LAYOUTS[self.layout].default
+        if self.lossless:
+            return "full"
+        return self.rope or (EXPORTABLE[0] if self.target else LAYOUTS[self.layout].default)
 
     @property
     def strategy(self) -> Strategy:

@@ -134,6 +134,19 @@ def show_comparison(result: Record) -> None:
     show_tables(f"{rows[0]['name']} and what was made of it", *tables)
 
 
+def show_export(result: Record) -> None:
+    """Print what an export caches, and what the runtime's widths cost."""
+    facts = {
+        "runtime": result["runtime"],
+        "cached elements": f"{result['cached_elements']} per token and layer",
+        "rope theta": result["rope_theta"],
+        "dtype": result["dtype"],
+    }
+    if result["padded"]:
+        facts["padded"] = f"from {result['source_elements']} elements, which {result['runtime']} does not take"
+    show_tables(f"{result['source']} exported to {result['out']}", _facts(facts))
+
+
 def show_training(result: Record) -> None:
     """Print how far a training run came, and where its model is."""
     facts = {

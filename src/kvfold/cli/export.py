@@ -1,0 +1,52 @@
+"""`kvfold export`: write a conversion in the form that stock runtimes load."""
+
+from jsonargparse import ArgumentParser, Namespace
+
+from kvfold.cli.command import Command, Result
+from kvfold.progress import Progress
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", type=str, help="folder of a conversion (convert --target deepseek)")
+    parser.add_argument("out", metavar="OUT", type=str, help="the folder to write")
+    parser.add_argument(
+        "--runtime",
+        type=str,
+        metavar="NAME",
+        default="transformers",
+        help="transformers, vllm or sglang: what the export keeps to (default: transformers)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists, once the new one is whole")
+
+
+def run(options: Namespace, progress: Progress) -> Result:
+    from kvfold.export import export
+
+    return export(
+        options.model, options.out, runtime=options.runtime, overwrite=options.overwrite, progress=progress
+    ).to_dict()
+
+
+def show(result: Result) -> None:
+    from kvfold.report.tables import show_export
+
+    show_export(result)
+
+
+COMMAND = Command(
+    name="export",
+    summary="write a conversion in the form that stock runtimes load",
+    usage="MODEL OUT [--runtime NAME] [--overwrite]",
+    description=(
+        "Write a latent model as a dense DeepSeek-V3, which stock transformers, vLLM and SGLang load without custom "
+        "code and of which they cache the latent alone. Where a runtime takes only certain widths, the export is "
+        "padded with zeros, and the table says what that costs."
+    ),
+    example=(
+        "kvfold convert smollm2 smollm2-mla --cache-ratio 0.3125 --target deepseek\n"
+        "kvfold export smollm2-mla smollm2-deepseek"
+    ),
+    add_arguments=add_arguments,
+    run=run,
+    show=show,
+)
