@@ -18,7 +18,7 @@ def check_types(options: Any) -> None:
         if get_origin(field.type) is tuple:
             continue
         value, kinds = getattr(options, field.name), get_args(field.type) or (field.type,)
-        kind = next((kind for kind in kinds if kind in WANTED), None)
+        kind: Any = next((kind for kind in kinds if kind in WANTED), None)
         if kind is None or (value is None and type(None) in kinds) or _is(value, kind):
             continue
         # YAML reads 1e-3 as text, for want of a point.

@@ -66,7 +66,8 @@ def export(
     specs = _check(checkpoint, target)
     widths = _widths(specs, target)
     with OutputFolder(Path(out), source=checkpoint.path, overwrite=overwrite) as folder:
-        config = deepseek_config(checkpoint, specs[0], widths, target)
+        theta = _theta(checkpoint, widths)
+        config = deepseek_config(checkpoint, specs[0], widths, target, theta)
         tokenizer = checkpoint.load_tokenizer()
         _write_weights(checkpoint, specs, widths, config, target, folder, progress)
         config.save_pretrained(folder.path)
@@ -80,7 +81,7 @@ def export(
             cached_elements=widths.kv_lora_rank + widths.qk_rope_head_dim,
             source_elements=specs[0].cached_elements(),
             padded=widths != Widths(kv_lora_rank=specs[0].kv_lora_rank, qk_rope_head_dim=specs[0].qk_rope_head_dim),
-            rope_theta=config.rope_parameters["rope_theta"],
+            rope_theta=theta,
             dtype=str(checkpoint.dtype).removeprefix("torch."),
         )
         write_json(folder.path / EXPORT_FILE, finished.to_dict())
@@ -88,7 +89,9 @@ def export(
     return finished
 
 
-def deepseek_config(checkpoint: Checkpoint, spec: LatentSpec, widths: Widths, runtime: Runtime) -> DeepseekV3Config:
+def deepseek_config(
+    checkpoint: Checkpoint, spec: LatentSpec, widths: Widths, runtime: Runtime, theta: float
+) -> DeepseekV3Config:
     """The config; every layer is dense."""
     base = _base(checkpoint)
     tied = base.tie_word_embeddings and runtime.tied
@@ -111,7 +114,7 @@ def deepseek_config(checkpoint: Checkpoint, spec: LatentSpec, widths: Widths, ru
         max_position_embeddings=base.max_position_embeddings,
         rms_norm_eps=base.rms_norm_eps,
         tie_word_embeddings=tied,
-        rope_parameters={"rope_type": "default", "rope_theta": _theta(checkpoint, widths)},
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
         rope_interleave=True,
         attention_bias=_has_biases(spec),
         bos_token_id=base.bos_token_id,
