@@ -8,14 +8,15 @@ from kvfold.progress import Progress
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", type=str, help="folder of a conversion (convert --target deepseek)")
-    parser.add_argument("out", metavar="OUT", type=str, help="the folder to write")
+    parser.add_argument("out", metavar="OUT", type=str, help="the folder to write, for llama.cpp a .gguf file")
     parser.add_argument(
         "--runtime",
         type=str,
         metavar="NAME",
         default="transformers",
-        help="transformers, vllm or sglang: what the export keeps to (default: transformers)",
+        help="transformers, llamacpp, vllm or sglang: what the export is for (default: transformers)",
     )
+    parser.add_argument("--type", type=str, metavar="T", help="of weights in a .gguf: f32 (default), bf16, f16 or q8_0")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists, once the new one is whole")
 
 
@@ -23,7 +24,12 @@ def run(options: Namespace, progress: Progress) -> Result:
     from kvfold.export import export
 
     return export(
-        options.model, options.out, runtime=options.runtime, overwrite=options.overwrite, progress=progress
+        options.model,
+        options.out,
+        runtime=options.runtime,
+        type=options.type,
+        overwrite=options.overwrite,
+        progress=progress,
     ).to_dict()
 
 
@@ -36,15 +42,16 @@ def show(result: Result) -> None:
 COMMAND = Command(
     name="export",
     summary="write a conversion in the form that stock runtimes load",
-    usage="MODEL OUT [--runtime NAME] [--overwrite]",
+    usage="MODEL OUT [--runtime NAME] [--type T] [--overwrite]",
     description=(
-        "Write a latent model as a dense DeepSeek-V3, which stock transformers, vLLM and SGLang load without custom "
-        "code and of which they cache the latent alone. Where a runtime takes only certain widths, the export is "
-        "padded with zeros, and the table says what that costs."
+        "Write a latent model as a dense DeepSeek, which stock transformers, llama.cpp, vLLM and SGLang load without "
+        "custom code and of which they cache the latent alone. Where a runtime takes only certain widths, the export "
+        "is padded with zeros, and the table says what that costs."
     ),
     example=(
         "kvfold convert smollm2 smollm2-mla --cache-ratio 0.3125 --target deepseek\n"
-        "kvfold export smollm2-mla smollm2-deepseek"
+        "kvfold export smollm2-mla smollm2-deepseek\n"
+        "kvfold export smollm2-mla smollm2-mla.gguf --runtime llamacpp --type q8_0"
     ),
     add_arguments=add_arguments,
     run=run,

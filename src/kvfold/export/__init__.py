@@ -1,6 +1,6 @@
 """Conversions in the form that stock runtimes load without any code of ours."""
 
-from kvfold.export.deepseek import Export, export
+from kvfold.export.export import Export, export
 from kvfold.export.runtimes import RUNTIMES, Runtime
 
 __all__ = ["RUNTIMES", "Export", "Runtime", "export"]

@@ -34,6 +34,14 @@ RUNTIMES: dict[str, Runtime] = {
         biases=True,
         source="transformers 5.24, models/deepseek_v3/modeling_deepseek_v3.py",
     ),
+    "llamacpp": Runtime(
+        name="llama.cpp",
+        latent_norm_eps=None,
+        widths=(),
+        tied=True,
+        biases=False,
+        source="llama.cpp's deepseek2 in xllamacpp 2026.10.11549",
+    ),
     "vllm": Runtime(
         name="vLLM",
         latent_norm_eps=None,

@@ -140,7 +140,7 @@ def show_export(result: Record) -> None:
         "runtime": result["runtime"],
         "cached elements": f"{result['cached_elements']} per token and layer",
         "rope theta": result["rope_theta"],
-        "dtype": result["dtype"],
+        "weights": result["type"],
     }
     if result["padded"]:
         facts["padded"] = f"from {result['source_elements']} elements, which {result['runtime']} does not take"

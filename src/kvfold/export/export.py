@@ -1,0 +1,84 @@
+"""Write a latent model for a runtime."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kvfold.errors import OptionError, OutputError
+from kvfold.export.deepseek import write_deepseek
+from kvfold.export.gguf_file import TYPES, write_gguf
+from kvfold.export.model import latent_model
+from kvfold.export.runtimes import RUNTIMES
+from kvfold.progress import Progress, silent
+from kvfold.registry import lookup
+
+LLAMACPP = "llamacpp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """A finished export; elements are those that the runtime caches per token and layer."""
+
+    out: Path
+    source: str
+    runtime: str
+    cached_elements: int
+    source_elements: int
+    padded: bool
+    rope_theta: float
+    type: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"out": str(self.out)}
+
+
+def export(
+    model: str | Path,
+    out: str | Path,
+    *,
+    runtime: str = "transformers",
+    type: str | None = None,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> Export:
+    """Write a latent model as a runtime loads it: a folder, or for llama.cpp a file.
+
+    Args:
+        model: folder of a converted (or trained) model with one latent and one rotary head per layer.
+        out: what to write; whole or not there at all.
+        runtime: a name of `RUNTIMES`.
+        type: of the weights in a GGUF file, a name of `TYPES` (default: f32).
+        overwrite: replace an existing `out`.
+        progress: called as `Progress` says.
+
+    Raises:
+        OptionError: the model has something that the runtime cannot express; the message says what.
+        KvfoldError: the model or the output does not work.
+    """
+    target, out = lookup(RUNTIMES, runtime, "runtime"), Path(out).expanduser()
+    to_file = runtime == LLAMACPP
+    if type is not None and not to_file:
+        raise OptionError(f"a type is for GGUF files, {target.name} has the dtype of the model: leave it out.")
+    kind = type or "f32"
+    lookup(TYPES, kind, "type of weights")
+    if to_file != (out.suffix == ".gguf"):
+        wanted = "a file that ends in .gguf" if to_file else "a folder"
+        raise OptionError(f"{target.name} loads {wanted}, got {out}: name one.")
+    if to_file and out.exists() and not overwrite:
+        raise OutputError(f"{out} exists; give another name, or overwrite it with --overwrite.")
+    source = latent_model(model, target)
+    finished = Export(
+        out=out,
+        source=str(model),
+        runtime=runtime,
+        cached_elements=source.cached_elements,
+        source_elements=source.spec.cached_elements(),
+        padded=source.padded,
+        rope_theta=source.theta,
+        type=kind if to_file else str(source.checkpoint.dtype).removeprefix("torch."),
+    )
+    if to_file:
+        write_gguf(source, out, kind, progress)
+    else:
+        write_deepseek(source, out, finished.to_dict(), overwrite=overwrite, progress=progress)
+    return finished
