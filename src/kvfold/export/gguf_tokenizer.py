@@ -59,6 +59,8 @@ def _pre_tokenizer(content: dict[str, Any]) -> str:
         raise OptionError(
             "the tokenizer is no plain byte-level BPE, the only kind that can be exported to GGUF so far."
         )
+    if not content["model"]["merges"]:
+        raise OptionError("the tokenizer has no merges, which llama.cpp does not load.")
     outer = content["pre_tokenizer"] or {"type": "none"}
     key: list[str] = []
     for part in outer.get("pretokenizers", [outer]):
