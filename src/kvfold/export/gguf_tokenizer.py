@@ -50,7 +50,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, v
     first = tokenizer("a").input_ids[0]
     writer.add_add_bos_token(tokenizer.bos_token_id is not None and first == tokenizer.bos_token_id)
     writer.add_add_space_prefix(False)
-    if tokenizer.chat_template is not None:
+    if isinstance(tokenizer.chat_template, str):
         writer.add_chat_template(tokenizer.chat_template)
 
 
@@ -61,9 +61,10 @@ def _pre_tokenizer(content: dict[str, Any]) -> str:
         )
     if not content["model"]["merges"]:
         raise OptionError("the tokenizer has no merges, which llama.cpp does not load.")
-    outer = content["pre_tokenizer"] or {"type": "none"}
+    outer: dict[str, Any] = content["pre_tokenizer"] or {"type": "none"}
+    parts: list[dict[str, Any]] = outer.get("pretokenizers", [outer])
     key: list[str] = []
-    for part in outer.get("pretokenizers", [outer]):
+    for part in parts:
         key.append(part["type"])
         if part["type"] == "Split":
             key.append(part["pattern"].get("Regex", ""))
