@@ -60,6 +60,30 @@ def test_evaluate(record, capsys):
     assert calls == [(("m", "t.txt"), {"context": 512, "windows": 4, **tasks})]
 
 
+def test_compare(record, capsys):
+    calls = record("kvfold.evaluate", "compare", result(rows=[]))
+    printed = printed_json(
+        capsys, "compare", "original=m", "healed=run/model", "--text", "a.txt", "b.txt", "--limit", "3"
+    )
+    assert printed["rows"] == []
+    ((models, texts), options) = calls[0]
+    assert models == {"original": "m", "healed": "run/model"} and texts == ["a.txt", "b.txt"]
+    assert options == {"context": 512, "windows": 24, "tasks": (), "task_folder": None, "limit": 3}
+
+
+def test_pretrain(record, capsys):
+    calls = record("kvfold.lab", "pretrain", result(steps=3))
+    printed_json(capsys, "pretrain", "run", "--attention", "gla", "--hidden-size", "64", "--no-latent-norm", "--resume")
+    shape = {"attention": "gla", "hidden_size": 64, "latent_norm": False}
+    assert calls == [(("run",), {"resume": True, "overwrite": False, **shape})]
+
+
+def test_export(record, capsys):
+    calls = record("kvfold.export", "export", result(runtime="llamacpp"))
+    printed_json(capsys, "export", "m", "out.gguf", "--runtime", "llamacpp", "--type", "q8_0")
+    assert calls == [(("m", "out.gguf"), {"runtime": "llamacpp", "type": "q8_0", "overwrite": False})]
+
+
 def test_evaluate_tasks(record, capsys):
     calls = record("kvfold.evaluate", "evaluate", result(perplexity=None))
     printed_json(capsys, "evaluate", "m", "--tasks", "piqa", "mmlu", "--task-folder", "d", "--limit", "9")

@@ -50,8 +50,11 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, v
     first = tokenizer("a").input_ids[0]
     writer.add_add_bos_token(tokenizer.bos_token_id is not None and first == tokenizer.bos_token_id)
     writer.add_add_space_prefix(False)
-    if isinstance(tokenizer.chat_template, str):
-        writer.add_chat_template(tokenizer.chat_template)
+    template: Any = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = [{"name": name, "template": text} for name, text in template.items()]
+    if template is not None:
+        writer.add_chat_template(template)
 
 
 def _pre_tokenizer(content: dict[str, Any]) -> str:
