@@ -45,6 +45,12 @@ def test_an_equals_sign_may_be_in_names_and_folders(runs, capsys):
     assert [row["name"] for row in json.loads(capsys.readouterr().out)["curves"]] == ["d_kv=16", "d_kv=8", "a"]
 
 
+def test_a_run_without_a_held_out_text(runs, capsys):
+    (runs / "base" / "held_out.jsonl").unlink()
+    assert cli.main(["plot", "base", "--held-out"]) == 2
+    assert "the run base was not measured on a held-out text" in capsys.readouterr().err
+
+
 MISTAKES = {
     "gone": (["gone"], "cannot read the curve gone/curve.jsonl"),
     "empty": (["empty"], "the run empty has no step yet"),

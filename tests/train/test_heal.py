@@ -28,7 +28,7 @@ class Killed(BaseException):
 def killed_at(step):
     """A progress callback that ends the process, as far as a test can, after a step is done."""
 
-    def progress(stage, done, total, note):
+    def progress(stage, done, total, note=""):
         if stage == "training" and done == step:
             raise Killed
 
@@ -56,6 +56,7 @@ def test_a_run_lowers_the_loss_and_leaves_a_model(which, request, options, tmp_p
     assert all(kvfold.load_model(path) for path in run.glob("checkpoint-*"))
     assert not list(run.glob(".*"))
     card = (run / "model" / "README.md").read_text()
+    assert "not trained" not in card and (run / "model" / "model.safetensors").stat().st_mode & 0o044
     assert "for 60 steps, 3,840 tokens of" in card and ("calibrat" in card) is (which == "converted")
 
 
@@ -72,6 +73,20 @@ def test_a_killed_run_that_is_resumed_is_the_same(converted, options, other_text
     assert (broken / "held_out.jsonl").read_text() == (whole / "held_out.jsonl").read_text()
     expected = weights_of(whole / "model")
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(broken / "model").items())
+
+
+def test_an_interrupted_run_says_how_to_go_on(converted, options, tmp_path):
+    def interrupted(step):
+        def progress(stage, done, total, note=""):
+            if stage == "training" and done == step:
+                raise KeyboardInterrupt
+
+        return progress
+
+    for step, note in ((1, "has no checkpoint yet"), (5, "--resume goes on after step 3")):
+        with pytest.raises(KeyboardInterrupt) as interrupt:
+            heal(converted, tmp_path / "run", overwrite=True, progress=interrupted(step), **options)
+        assert note in interrupt.value.__notes__[0]
 
 
 def test_a_finished_run_is_not_run_again(converted, options, tmp_path):

@@ -50,11 +50,21 @@ def new_folder(place: Path) -> Iterator[Path]:
         clean_up_after_dead(place)
         partial.mkdir()
         yield partial
+        _let_read(partial)
         replace_folder(partial, place)
     except (OSError, SafetensorError) as error:
         raise OutputError(f"cannot write {place}: {reason(error)}; make room or give another place") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _let_read(folder: Path) -> None:
+    """Give files the rights that new files have: safetensors writes those of its own for this user alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~mask)
 
 
 def clean_up_after_dead(out: Path) -> None:

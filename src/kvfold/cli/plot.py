@@ -133,8 +133,10 @@ def _no_runs(path: Path, title: str) -> bool:
 
 
 def _curve(name: str, folder: Path, file: str, axis: str) -> dict[str, Any]:
-    from kvfold.train.curve import read_curve
+    from kvfold.train.curve import CURVE_FILE, read_curve
 
+    if file != CURVE_FILE and (folder / CURVE_FILE).exists() and not (folder / file).exists():
+        raise TextError(f"the run {folder} was not measured on a held-out text: leave --held-out out.")
     rows = read_curve(folder, file)
     if not rows:
         raise TextError(f"the run {folder} has no step yet: draw it later.")

@@ -121,5 +121,7 @@ def add_machine(parser: ArgumentParser) -> None:
 def add_output(parser: ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--save-steps", type=int, metavar="N", help="steps between checkpoints (default: 50)")
-    output.add_argument("--resume", action="store_true", help="go on with the run in RUN, if there is one")
+    output.add_argument(
+        "--resume", action="store_true", help="go on with the run in RUN, if there is one; give the same options"
+    )
     output.add_argument("--overwrite", action="store_true", help="throw away the run in RUN and start anew")

@@ -15,6 +15,8 @@ from kvfold.modeling import KvfoldConfig, KvfoldForCausalLM, auto_map, write_stu
 if TYPE_CHECKING:
     from kvfold.convert.run import Conversion
 
+UNTRAINED = "It was not trained end to end after the conversion."
+
 
 def write_description(folder: Path, checkpoint: Checkpoint, conversion: "Conversion") -> None:
     """Write config.json, generation_config.json, recipe.yaml, kvfold.json, the stub and README.md into `folder`."""
@@ -69,7 +71,7 @@ tags: [kvfold, {target.name.lower()}]
 
 `{plan.source}` ({plan.model_type}) with its attention folded into {target.name} by kvfold: every token caches
 {plan.elements_after / len(plan.layers):.4g} elements per layer instead of {plan.layers[0].source.cached_elements()}
-({100 * plan.kept:.2f} % of the original cache). It was not trained end to end after the conversion.
+({100 * plan.kept:.2f} % of the original cache). {UNTRAINED}
 
 | | original | converted |
 |---|---|---|

@@ -38,6 +38,8 @@ CROWDED = 6
 """From so many curves on, the legend has two columns."""
 LEAST_PART = 0.6
 """Of a panel's height that the curves keep where the legend would be over them."""
+FEW = 12
+"""Up to so many points are marked, so that what lies between is not taken for measured."""
 SMALL = 9.0
 
 
@@ -51,7 +53,8 @@ def draw_losses(record: Record, paths: Sequence[str | Path]) -> None:
         OutputError: a file cannot be written.
         UnknownNameError: no such format.
     """
-    title = ", ".join(panel["title"] for panel in record["panels"])
+    panels = record["panels"]
+    title = ", ".join(panel["title"] or ", ".join(curve["name"] for curve in panel["curves"]) for panel in panels)
     colours = {colour: f"var(--line-{place})" for place, colour in enumerate(LINES[1:], start=1)}
     save_figure(lambda: losses_figure(record), title, colours, paths)
 
@@ -133,8 +136,8 @@ def _draw_panel(axes: Axes, panel: Record, smooth: float) -> None:
     for place, (curve, means) in enumerate(curves):
         stroke, colour = PENS[curve.get("line", place) % len(PENS)]
         axes.plot(curve["x"], curve["losses"], color=colour, linewidth=0.6, alpha=0.22)
-        marker = "o" if len(means) == 1 else ""
-        lines += axes.plot(curve["x"], means, stroke, marker=marker, color=colour, linewidth=1.7)
+        marker = "o" if len(means) <= FEW else ""
+        lines += axes.plot(curve["x"], means, stroke, marker=marker, markersize=4, color=colour, linewidth=1.7)
     bottom, top = _limits([(np.asarray(curve["losses"]), means) for curve, means in curves])
     axes.set(xlim=(0, max(1, *(curve["x"][-1] for curve, _ in curves))), ylim=(bottom, top))
     axes.set_title(panel["title"], loc="left", fontsize=10.5, color=MUTED)

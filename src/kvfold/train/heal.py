@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from kvfold.checkpoint import open_checkpoint
+from kvfold.convert import UNTRAINED
 from kvfold.modeling import load_model
 from kvfold.progress import Progress, silent
 from kvfold.train.model_folder import CARD_FILE
@@ -58,6 +59,9 @@ def _keep(source: Path, folder: Path) -> None:
 def _card(before: Path, finished: TrainedRun) -> str:
     """The card of the model that was healed, if it has one, and how it was healed."""
     old = before.read_text("utf-8").rstrip() + "\n\n" if before.is_file() else ""
+    old = old.replace(
+        UNTRAINED, "It was then trained, see [Healing](#healing); all other numbers are from before that."
+    )
     first, *rest = finished.story()
     lines = [f"Trained by `kvfold heal` {first}", f"What moved: {MOVED[finished.options.trains]}.", *rest]
-    return "\n".join([f"{old}## Healing\n", *lines, "What stands above was measured before.\n"])
+    return "\n".join([f"{old}## Healing\n", *lines, ""])

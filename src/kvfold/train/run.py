@@ -25,7 +25,7 @@ from kvfold.train.data import WindowReader, cache_folder
 from kvfold.train.held_out import HELD_OUT_FILE, loss_on, reason_to_stop
 from kvfold.train.model_folder import write_model
 from kvfold.train.options import TrainOptions
-from kvfold.train.run_folder import begin_run, find_run, step_of
+from kvfold.train.run_folder import begin_run, checkpoints, find_run, step_of
 from kvfold.train.teacher import followed_windows, load_teacher
 from kvfold.train.training import Material, train, uses_bf16
 
@@ -139,7 +139,9 @@ def carry_out(
         if not overwrite and (run / MODEL_FOLDER).exists():
             return TrainedRun.from_dict(json.loads((run / RESULT_FILE).read_text("utf-8")))
         with processes.main_process_first():
+            progress("loading the model", 0, 1)
             network, tokenizer = start.load()
+            progress("loading the model", 1, 1)
             _check_length(options, network)
             material = _gather(options, network, tokenizer, progress)
         processes.wait_for_everyone()
@@ -155,7 +157,11 @@ def carry_out(
             network, _ = load_model(last, dtype=torch.float32)
             state = network.state_dict()
         else:
-            state = train(network, material, options, run, complete=complete, last=last, progress=progress)
+            try:
+                state = train(network, material, options, run, complete=complete, last=last, progress=progress)
+            except KeyboardInterrupt as interrupt:
+                interrupt.add_note(_how_to_go_on(run))
+                raise
         finished = _summary(run, options, last, material.goal)
         if processes.is_main_process:
             write_json(run / RESULT_FILE, finished.to_dict())
@@ -181,6 +187,13 @@ def _check_processes(options: TrainOptions, processes: int) -> None:
         raise OptionError("fsdp and deepspeed shard over GPUs, of which PyTorch sees none: leave them out.")
     if options.deepspeed and importlib.util.find_spec("deepspeed") is None:
         raise OptionError("deepspeed is not installed: pip install deepspeed, or shard by fsdp.")
+
+
+def _how_to_go_on(run: Path) -> str:
+    kept = checkpoints(run)
+    if not kept:
+        return f"{run} has no checkpoint yet: the same command with --resume begins anew"
+    return f"the same command with --resume goes on after step {step_of(kept[-1]):,}"
 
 
 def _check_trackers(options: TrainOptions) -> None:
@@ -219,7 +232,11 @@ def _gather(
     if options.teacher is None:
         return Material(windows=windows, held_out=held_out, teacher=None, goal=None)
     teacher = load_teacher(options, network, tokenizer)
-    goal = None if held_out is None else loss_on(teacher, held_out)
+    goal = None
+    if held_out is not None:
+        progress("measuring the teacher", 0, 1)
+        goal = loss_on(teacher, held_out)
+        progress("measuring the teacher", 1, 1)
     if options.teacher_top_k:
         windows = followed_windows(
             teacher, windows, options, bf16=uses_bf16(options), cache=cache / "teachers", progress=progress
