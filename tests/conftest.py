@@ -1,6 +1,7 @@
 """Fixtures that several parts use. Models are tiny: more threads would only wait for each other."""
 
 from collections.abc import Callable
+from pathlib import Path
 from string import ascii_lowercase
 
 import pytest
@@ -8,9 +9,22 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 torch.set_num_threads(1)
+
+TINY = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 @pytest.fixture
@@ -48,3 +62,16 @@ def randomise() -> Callable[[torch.nn.Module], torch.nn.Module]:
         return module.eval()
 
     return fill
+
+
+@pytest.fixture
+def save_tiny(tmp_path, tokenizer, randomise) -> Callable[..., Path]:
+    """Saves a tiny model with random weights and its tokenizer: a Llama with two KV heads, but for `changes`."""
+
+    def save(name: str, kind: str = "llama", **changes) -> Path:
+        config = AutoConfig.for_model(kind, **TINY | changes)
+        randomise(AutoModelForCausalLM.from_config(config)).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        return tmp_path / name
+
+    return save

@@ -146,8 +146,8 @@ def test_frequencies_that_no_base_has_in_fp32_are_refused(convert, tmp_path, one
     assert "too large for fp32" in one_line(error)
 
 
-def test_originals_and_unknown_runtimes_are_refused(save_model, tmp_path, one_line):
-    original = save_model()
+def test_originals_and_unknown_runtimes_are_refused(save_tiny, tmp_path, one_line):
+    original = save_tiny("original")
     for changes, expected in (({}, "is not converted"), ({"runtime": "vlm"}, "unknown runtime 'vlm'")):
         with pytest.raises(KvfoldError) as error:
             export(original, tmp_path / "out", **changes)

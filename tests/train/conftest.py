@@ -1,26 +1,11 @@
 """Tiny models to heal, and text for them."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 import kvfold
-
-SIZES = {
-    "vocab_size": 32,
-    "hidden_size": 32,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -29,20 +14,9 @@ def _tokens_are_kept_here(tmp_path, monkeypatch) -> None:
 
 
 @pytest.fixture
-def save_llama(tmp_path, tokenizer, randomise) -> Callable[..., Path]:
-    def save(name: str, **changes: int) -> Path:
-        config = AutoConfig.for_model("llama", **SIZES | changes)
-        randomise(AutoModelForCausalLM.from_config(config)).save_pretrained(tmp_path / name)
-        tokenizer.save_pretrained(tmp_path / name)
-        return tmp_path / name
-
-    return save
-
-
-@pytest.fixture
-def original(save_llama) -> Path:
+def original(save_tiny) -> Path:
     """A Llama with two KV heads."""
-    return save_llama("original")
+    return save_tiny("original")
 
 
 @pytest.fixture

@@ -281,8 +281,8 @@ def test_a_run_stops_early_and_stays_stopped(converted, original, options, other
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(again.out / "model").items())
 
 
-def test_a_teacher_must_fit(converted, options, save_llama, tokenizer, tmp_path, one_line):
-    other = save_llama("other", hidden_size=16)
+def test_a_teacher_must_fit(converted, options, save_tiny, tokenizer, tmp_path, one_line):
+    other = save_tiny("other", hidden_size=16)
     with pytest.raises(KvfoldError) as error:
         heal(converted, tmp_path / "run", **options | {"teacher": str(other), "hidden_weight": 1.0})
     assert "has 2 layers of width 16, the model 2 of 32: hidden_weight needs the same." in one_line(error)
