@@ -8,8 +8,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvfold import KvfoldConfig, KvfoldForCausalLM, load_model
-from kvfold.convert.card import _STUB_TEXT, STUB
 from kvfold.errors import OptionError
+from kvfold.modeling.remote_code import _STUB_TEXT, STUB
 
 
 @torch.no_grad()
