@@ -23,6 +23,8 @@ Record = Mapping[str, Any]
 
 LINES = (INK, "#45217c", "#9a78d6", "#e06ca3", "#0f8b8d", "#c9781b", "#4f6d1e")
 """Of the curves in their order: the first one is what the others are held against."""
+DARK = ("#7d5fd3", "#c3aef0", "#f09ac2", "#4cc3c5", "#eba552", "#a2c46a")
+"""The same without the first, which is the page's own ink, on a dark page."""
 STROKES = ("-", "--", ":")
 """Where there are more curves than colours, the colours come again in the next of these."""
 PENS = tuple(product(STROKES, LINES))
@@ -41,6 +43,13 @@ LEAST_PART = 0.6
 FEW = 12
 """Up to so many points are marked, so that what lies between is not taken for measured."""
 SMALL = 9.0
+LEGEND: dict[str, Any] = {
+    "fontsize": SMALL,
+    "frameon": True,
+    "framealpha": 0.85,
+    "edgecolor": "none",
+    "facecolor": PAPER,
+}
 
 
 def draw_losses(record: Record, paths: Sequence[str | Path]) -> None:
@@ -55,8 +64,7 @@ def draw_losses(record: Record, paths: Sequence[str | Path]) -> None:
     """
     panels = record["panels"]
     title = ", ".join(panel["title"] or ", ".join(curve["name"] for curve in panel["curves"]) for panel in panels)
-    colours = {colour: f"var(--line-{place})" for place, colour in enumerate(LINES[1:], start=1)}
-    save_figure(lambda: losses_figure(record), title, colours, paths)
+    save_figure(lambda: losses_figure(record), title, dict(zip(LINES[1:], DARK, strict=True)), paths)
 
 
 def save_figure(
@@ -67,7 +75,7 @@ def save_figure(
     Args:
         draw: makes it, once the paths are known to be good.
         title: of the page.
-        colours: what stands for which colour in a page, which may be dark.
+        colours: of the curves, with what each becomes on a dark page.
     """
     for path in map(Path, paths):
         lookup(dict.fromkeys(FORMATS), path.suffix, "suffix of a figure")
@@ -104,15 +112,36 @@ def losses_figure(record: Record) -> Figure:
         for place, panel in enumerate(panels, start=1):
             axes = figure.add_subplot(len(panels), 1, place)
             _draw_panel(axes, panel, record["smooth"])
-            axes.set(xlabel=AXES[record["axis"]], ylabel=record["label"])
-            if record.get("log"):
-                axes.set(xscale="log", xlim=(max(1, min(curve["x"][0] for curve in panel["curves"])), None))
-                axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count_text(value)))
+            finish_axes(axes, record, panel)
         figure.draw_without_rendering()
         for axes, panel in zip(figure.axes, panels, strict=True):
             _clear_legend(axes, panel, record["smooth"])
             _tell_cut_off(axes, panel)
     return figure
+
+
+def finish_axes(axes: Axes, record: Record, panel: Record) -> None:
+    """All but the curves, the ends of y and the legend: title, labels, ends and ticks of x, grid.
+
+    Args:
+        axes: to change.
+        record: with `axis`, `label` and perhaps `log`, as of `losses_figure`.
+        panel: with `title` and `curves`.
+    """
+    log, x = bool(record.get("log")), [curve["x"] for curve in panel["curves"]]
+    first = max(1, min(values[0] for values in x)) if log else 0
+    # Ends before the scale: matplotlib would look for its own and warn where all runs are at their very start.
+    last = max(values[-1] for values in x)
+    axes.set_xlim(first, last if last > first else max(2 * first, 1))
+    if log:
+        axes.set_xscale("log")
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count_text(value)))
+    axes.set(xlabel=AXES[record["axis"]], ylabel=record["label"])
+    axes.set_title(panel["title"], loc="left", fontsize=10.5, color=MUTED)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
 
 
 def smoothed(losses: Sequence[float], share: float) -> np.ndarray:
@@ -138,17 +167,10 @@ def _draw_panel(axes: Axes, panel: Record, smooth: float) -> None:
         axes.plot(curve["x"], curve["losses"], color=colour, linewidth=0.6, alpha=0.22)
         marker = "o" if len(means) <= FEW else ""
         lines += axes.plot(curve["x"], means, stroke, marker=marker, markersize=4, color=colour, linewidth=1.7)
-    bottom, top = _limits([(np.asarray(curve["losses"]), means) for curve, means in curves])
-    axes.set(xlim=(0, max(1, *(curve["x"][-1] for curve, _ in curves))), ylim=(bottom, top))
-    axes.set_title(panel["title"], loc="left", fontsize=10.5, color=MUTED)
-    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count_text(value)))
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    frame = {"frameon": True, "framealpha": 0.85, "edgecolor": "none", "facecolor": PAPER}
+    axes.set(ylim=_limits([(np.asarray(curve["losses"]), means) for curve, means in curves]))
     # Named one by one: matplotlib leaves out the names that begin with an underscore.
     names = [curve["name"] for curve, _ in curves]
-    axes.legend(lines, names, loc="upper right", ncols=1 + (len(names) >= CROWDED), fontsize=SMALL, **frame)
+    axes.legend(lines, names, loc="upper right", ncols=1 + (len(names) >= CROWDED), **LEGEND)
 
 
 def _clear_legend(axes: Axes, panel: Record, smooth: float) -> None:
@@ -195,6 +217,6 @@ def _limits(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[float, flo
 
 def _page(title: str, figure: Figure, colours: Mapping[str, str]) -> str:
     drawn = svg(figure)
-    for colour, variable in colours.items():
-        drawn = drawn.replace(colour, variable)
-    return fill("losses.html.j2", title=title, figure=Markup(drawn))
+    for place, colour in enumerate(colours, start=1):
+        drawn = drawn.replace(colour, f"var(--line-{place})")
+    return fill("losses.html.j2", title=title, figure=Markup(drawn), colours=colours)
