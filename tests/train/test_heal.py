@@ -302,7 +302,7 @@ def test_no_room_for_a_teachers_tokens_is_told_before_it_is_asked(original, conv
 
 
 def test_two_runs_cannot_write_the_same_folder(converted, options, tmp_path, one_line):
-    def second(stage, done, total, note):
+    def second(stage, done, total, note=""):
         if stage == "training" and done == 2:
             with pytest.raises(KvfoldError) as error:
                 heal(converted, tmp_path / "run", overwrite=True, **options)
