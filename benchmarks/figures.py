@@ -1,4 +1,4 @@
-"""Draw docs/figures/*.png and .svg from results/best_start.json and results/curves_*.json.
+"""Draw docs/figures/*.png and .svg from results/best_start.json, curves_*.json and lab_*.json.
 
 Run: python benchmarks/figures.py
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 from tables import RESULTS, loss, rows_of
 
+from kvfold.report.differences import draw_differences
 from kvfold.report.losses import LINES, SMOOTH, draw_losses
 from kvfold.report.tradeoff import draw_tradeoff
 
@@ -31,6 +32,8 @@ def main() -> None:
     draw_best_starts()
     for path in sorted(RESULTS.glob("curves_*.json")):
         draw_curves(path.stem, json.loads(path.read_text()))
+    for path in sorted(RESULTS.glob("lab_*.json")):
+        draw_sweep(json.loads(path.read_text())["rows"]["sweep"], FOLDER / path.stem)
 
 
 def draw_best_starts() -> None:
@@ -102,6 +105,13 @@ def draw_starts(starts: dict[str, Any], rows: Any, stem: Path) -> None:
     panels = [{"title": "training text", "curves": training}, {"title": "held-out text", "curves": held_out}]
     record = {"axis": "tokens", "label": "Loss", "smooth": 4 * SMOOTH, "panels": panels}
     draw_losses(record, [stem.with_suffix(suffix) for suffix in (".png", ".svg")])
+
+
+def draw_sweep(sweep: dict[str, Any], stem: Path) -> None:
+    """The paired differences of a sweep of the lab."""
+    record = {"title": sweep["title"], "axis": "tokens", "label": "Loss difference, nats", "smooth": 4 * SMOOTH}
+    paths = [stem.with_suffix(suffix) for suffix in (".png", ".svg")]
+    draw_differences(record | {"curves": sweep["differences_by_step"]}, paths)
 
 
 def point(method: str, cache: str, kept: float, rows: Any, name: str) -> dict[str, Any]:

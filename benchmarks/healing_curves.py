@@ -13,18 +13,17 @@ from typing import Any
 import numpy as np
 import yaml
 from result_file import ResultFile
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, set_seed
+from transformers import AutoModelForCausalLM, LlamaConfig, set_seed
 
 import kvfold
 from kvfold.checkpoint import new_folder
-from kvfold.train import heal
+from kvfold.lab.tokenizer import BPE, make_tokenizer
+from kvfold.train import TrainOptions, heal
 from kvfold.train.curve import read_curve
 from kvfold.train.held_out import HELD_OUT_FILE
 
 POINTS = 600
 """At most so many of a curve are kept, each a mean of steps that follow each other."""
-END = "<|endoftext|>"
 
 
 def main() -> None:
@@ -61,7 +60,7 @@ def main() -> None:
 def pretrained(work: Path, shape: dict[str, Any], options: dict[str, Any], texts: list[str]) -> Path:
     """A model of this shape that was trained from scratch, and its tokenizer that was made for the texts."""
     if not (work / "untrained").exists():
-        tokenizer = make_tokenizer(texts, shape["vocab_size"])
+        tokenizer = make_tokenizer(BPE, shape["vocab_size"], TrainOptions(data=tuple(texts)))
         set_seed(0)
         config = LlamaConfig(**shape, bos_token_id=0, eos_token_id=0, initializer_range=0.02)
         with new_folder(work / "untrained") as folder:
@@ -69,16 +68,6 @@ def pretrained(work: Path, shape: dict[str, Any], options: dict[str, Any], texts
             tokenizer.save_pretrained(folder)
     heal(work / "untrained", work / "pretraining", resume=True, progress=told, **options)
     return work / "pretraining" / "model"
-
-
-def make_tokenizer(texts: list[str], size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train(texts, trainers.BpeTrainer(vocab_size=size, special_tokens=[END], initial_alphabet=alphabet))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
 
 
 def curve(source: Path | str, work: Path, conversion: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:

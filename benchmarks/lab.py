@@ -47,14 +47,17 @@ def found(recipe: Path, out: Path, workers: int) -> dict[str, Any]:
         summary = ablate(recipe, out, workers=workers, progress=progress)
     del summary["provenance"]  # the result file has its own
     sweep = read_sweep(recipe)
-    curves = {"differences": difference_curves(sweep, out, "tokens"), "losses": loss_curves(sweep, out, "tokens")}
-    return summary | {kind: [thinned(curve) for curve in drawn] for kind, drawn in curves.items()}
+    differences, losses = difference_curves(sweep, out, "tokens"), loss_curves(sweep, out, "tokens")
+    return summary | {
+        "differences_by_step": [thinned(curve) for curve in differences],
+        "losses_by_step": [thinned(curve) for curve in losses],
+    }
 
 
 def thinned(curve: dict[str, Any]) -> dict[str, Any]:
     """A curve with fewer points."""
     size = -(-len(curve["x"]) // POINTS)
-    thin = curve | {"x": curve["x"][size - 1 :: size]}
+    thin = curve | {"x": curve["x"][size - 1 :: size]}  # as many as `means` gives
     if "differences" in curve:
         return thin | {"differences": [means(values, size) for values in curve["differences"]]}
     return thin | {"losses": means(curve["losses"], size)}

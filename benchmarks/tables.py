@@ -164,6 +164,19 @@ def healing() -> str:
     return markdown(("healing", "speed, converted / original", "range", "peak memory"), cells)
 
 
+def attention_steps() -> str:
+    """Training steps of each attention beside Llama's."""
+    cells = [
+        (
+            name,
+            *(f"{row[f'{part}_ratio']:.2f}" for part in ("forward", "backward", "step")),
+            "{:.2f} to {:.2f}".format(*row["step_ratio_range"]),
+        )
+        for name, row in rows_of("attention_step").items()
+    ]
+    return markdown(("time, over that of transformers' Llama", "forward", "backward", "step", "range"), cells)
+
+
 def small_curves() -> str:
     return _curves("curves_small")
 
@@ -249,6 +262,7 @@ TABLES = (
     starts,
     speeds,
     healing,
+    attention_steps,
     small_curves,
     smollm2_curves,
     our_starts,

@@ -2,11 +2,17 @@
 
 import importlib
 import json
+from dataclasses import fields
+from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
 
 from kvfold.cli import main as cli
+from kvfold.cli.pretrain import SCHEDULE
+from kvfold.cli.training_flags import HEALING
+from kvfold.lab.pretrain import DEFAULTS
+from kvfold.train import TrainOptions
 
 
 @pytest.fixture
@@ -76,6 +82,15 @@ def test_pretrain(record, capsys):
     printed_json(capsys, "pretrain", "run", "--attention", "gla", "--hidden-size", "64", "--no-latent-norm", "--resume")
     shape = {"attention": "gla", "hidden_size": 64, "latent_norm": False}
     assert calls == [(("run",), {"resume": True, "overwrite": False, **shape})]
+
+
+def test_help_tells_the_defaults_in_force():
+    defaults = {field.name: field.default for field in fields(TrainOptions)}
+    for told, real in ((HEALING, defaults), (SCHEDULE, DEFAULTS)):
+        assert told.keys() == DEFAULTS.keys()
+        for name, value in told.items():
+            numbers = (float(Fraction(value)), real[name]) if name == "decay" else (value, real[name])
+            assert numbers[0] == pytest.approx(numbers[1])
 
 
 def test_export(record, capsys):

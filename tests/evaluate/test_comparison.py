@@ -50,7 +50,7 @@ def test_every_model_reads_the_same_windows(texts, llama, token_ids):
 
 
 def test_benchmarks_leave_out_the_quantised_cache(texts, monkeypatch):
-    monkeypatch.setattr(MODULE, "select_tasks", lambda tasks, **options: (tasks, options))
+    monkeypatch.setattr(MODULE, "tasks_if_any", lambda tasks, **options: (tasks, options))
     monkeypatch.setattr(MODULE, "score_tasks", lambda model, tokenizer, selection, **options: SCORES)
     result = compare({"original": "tiny"}, texts[:1], context=20, windows=1, tasks=["quiz"], limit=20)
     assert [row.tasks for row in result.rows] == [SCORES, None]
@@ -59,7 +59,7 @@ def test_benchmarks_leave_out_the_quantised_cache(texts, monkeypatch):
 
 
 def test_table_and_page_show_every_number(texts, monkeypatch, capsys):
-    monkeypatch.setattr(MODULE, "select_tasks", lambda tasks, **options: (tasks, options))
+    monkeypatch.setattr(MODULE, "tasks_if_any", lambda tasks, **options: (tasks, options))
     monkeypatch.setattr(MODULE, "score_tasks", lambda model, tokenizer, selection, **options: SCORES)
     result = compare({"original": "tiny", "<b>": "tiny"}, texts, context=20, windows=1, tasks=["quiz"]).to_dict()
     show_comparison(result)

@@ -47,7 +47,7 @@ def test_evaluate_without_a_text(loaded, monkeypatch):
     scores = TaskScores(
         tasks={"quiz": TaskScore(accuracy=0.5, acc_norm=None, standard_error=0.1, items=20)}, limit=20, seed=0
     )
-    monkeypatch.setattr(MODULES[0], "select_tasks", lambda tasks, **options: (tasks, options))
+    monkeypatch.setattr(MODULES[0], "tasks_if_any", lambda tasks, **options: (tasks, options))
     monkeypatch.setattr(MODULES[0], "score_tasks", lambda model, tokenizer, selection, **options: scores)
     result = evaluate("tiny", tasks=["quiz"], limit=20).to_dict()
     assert result["perplexity"] is result["tokens_per_second"] is result["text"] is None

@@ -140,6 +140,20 @@ def test_what_cannot_be_expressed_is_refused(name, convert, tmp_path, one_line):
     assert not list(tmp_path.glob("*out*"))
 
 
+@pytest.mark.parametrize("runtime", ["llamacpp", "vllm", "sglang"])
+def test_norms_that_a_runtime_computes_with_another_eps_are_refused(runtime, convert, tmp_path, one_line):
+    model, tokenizer = kvfold.load_model(convert(rms_norm_eps=1e-5))
+    for spec in model.config.attention:
+        spec["latent_norm"] = True
+    normed = kvfold.KvfoldForCausalLM(model.config)
+    normed.save_pretrained(tmp_path / "normed")
+    tokenizer.save_pretrained(tmp_path / "normed")
+    out = tmp_path / ("out.gguf" if runtime == "llamacpp" else "out")
+    with pytest.raises(KvfoldError) as error:
+        export(tmp_path / "normed", out, runtime=runtime)
+    assert "has norms of latents with eps 1e-06 and not 1e-05" in one_line(error)
+
+
 def test_frequencies_that_no_base_has_in_fp32_are_refused(convert, tmp_path, one_line):
     with pytest.raises(KvfoldError) as error:
         export(convert(), tmp_path / "out", runtime="vllm")

@@ -5,20 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
-SIZES = {
-    "vocab_size": 32,
-    "hidden_size": 32,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -52,17 +40,12 @@ MODELS: dict[str, tuple[str, dict]] = {
 
 
 @pytest.fixture
-def save_model(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, randomise: Callable
-) -> Callable[..., tuple[torch.nn.Module, Path]]:
+def save_model(save_tiny: Callable[..., Path]) -> Callable[..., tuple[torch.nn.Module, Path]]:
     """Writes a random model of a type with changes to its config; returns the model and its folder."""
 
     def save(model_type: str, **changes) -> tuple[torch.nn.Module, Path]:
-        folder = tmp_path / "original"
-        model = randomise(AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **(SIZES | changes))))
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return model, folder
+        folder = save_tiny("original", model_type, **changes)
+        return AutoModelForCausalLM.from_pretrained(folder).eval(), folder
 
     return save
 

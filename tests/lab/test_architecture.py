@@ -1,6 +1,7 @@
 """Published models, built on the meta device from the shipped recipes, and shapes that cannot be."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_the_solver_finds_the_published_widths(size):
     """Published widths are multiples of 8, 16 or 2 without a rule: to within one step of 8."""
     built = variants(FILES[size])
     for name, shape in built.items():
-        found = solved(shape.with_(intermediate_size=8), built["MHA"].parameters(), "intermediate_size", 8)
+        found = solved(replace(shape, intermediate_size=8), built["MHA"].parameters(), "intermediate_size", 8)
         assert abs(found.intermediate_size - shape.intermediate_size) <= 8, name
 
 
@@ -55,7 +56,7 @@ def test_the_double_heads_models_have_their_published_sizes_and_widths():
     for name, shape in built.items():
         assert shape.parameters() == shape.on_meta().num_parameters()
         assert low <= round(shape.parameters() / 1e6, 1) <= high
-        found = solved(shape.with_(intermediate_size=8), built["GQA"].parameters(), "intermediate_size", 8)
+        found = solved(replace(shape, intermediate_size=8), built["GQA"].parameters(), "intermediate_size", 8)
         assert abs(found.intermediate_size - shape.intermediate_size) <= 8, name
 
 
@@ -86,7 +87,7 @@ def test_flops_are_those_of_the_matrix_products():
 )
 def test_what_was_changed_is_found_again(solve, expected):
     shape = Architecture(attention="gqa", num_key_value_heads=2, head_dim=8, **TINY)
-    other = shape.with_(**{solve: 2 * expected})
+    other = replace(shape, **{solve: 2 * expected})
     (found,) = match(shape, {"other": other}, solve=solve)
     assert getattr(found.architecture, solve) == expected and found.error == 0
 

@@ -1,7 +1,6 @@
 """Sweeps: paired runs, results over seeds, going on after kill -9, and recipes that cannot be."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -92,7 +91,7 @@ def test_a_sweep_that_was_killed_goes_on(write, tmp_path, text):
     while process.poll() is None and not list(broken.glob("MHA/seed-0/checkpoint-[1-9]*")):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert process.wait() == -signal.SIGKILL
     ablate(recipe, broken)
     assert losses(broken, "MHA/seed-0") == losses(whole, "MHA/seed-0")
 
@@ -153,7 +152,6 @@ def test_runs_that_are_not_there(write, tmp_path, one_line):
         with pytest.raises(KvfoldError) as error:
             ablate(write(), tmp_path / "out", **arguments)
         assert expected in one_line(error)
-    shutil.rmtree(tmp_path / "out", ignore_errors=True)
 
 
 def test_a_sweep_is_drawn_and_told(write, tmp_path, capsys, monkeypatch):

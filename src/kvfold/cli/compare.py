@@ -5,6 +5,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from kvfold.cli.command import Command, Result
+from kvfold.cli.evaluate import add_tasks
 from kvfold.progress import Progress
 
 
@@ -19,11 +20,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--text", type=str, nargs="+", metavar="FILE", default=[], help="plain texts to score")
     parser.add_argument("--context", type=int, metavar="N", default=512, help="tokens per window (default: 512)")
     parser.add_argument("--windows", type=int, metavar="N", default=24, help="windows of each text (default: 24)")
-    parser.add_argument("--tasks", type=str, nargs="+", metavar="NAME", help="tasks of lm-evaluation-harness to score")
-    parser.add_argument(
-        "--task-folder", type=str, metavar="DIR", help="folder of YAML task files (default: the harness's own tasks)"
-    )
-    parser.add_argument("--limit", type=int, metavar="N", help="items per task, evenly spread (default: all)")
+    add_tasks(parser)
     parser.add_argument("--out", type=str, metavar="FILE", help="also write the comparison to this .html or .json file")
 
 

@@ -11,6 +11,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--text", type=str, metavar="FILE", help="plain text to score")
     parser.add_argument("--context", type=int, metavar="N", default=512, help="tokens per window (default: 512)")
     parser.add_argument("--windows", type=int, metavar="N", help="windows to score (default: all that the text fills)")
+    add_tasks(parser)
+
+
+def add_tasks(parser: ArgumentParser) -> None:
+    """The flags of benchmarks."""
     parser.add_argument("--tasks", type=str, nargs="+", metavar="NAME", help="tasks of lm-evaluation-harness to score")
     parser.add_argument(
         "--task-folder", type=str, metavar="DIR", help="folder of YAML task files (default: the harness's own tasks)"

@@ -7,17 +7,19 @@ from jsonargparse import Namespace
 from kvfold.cli.command import Result
 from kvfold.errors import OptionError
 
-RECIPE_FILE = "sweep.yaml"
 DEFAULT_FILE = "differences.png"
 
 
 def is_sweep(folder: str) -> bool:
+    from kvfold.lab.ablate import RECIPE_FILE
+
     return (Path(folder).expanduser() / RECIPE_FILE).is_file()
 
 
 def run_sweep(options: Namespace) -> Result:
     """Draw a sweep as far as it is; the result is its summary."""
     from kvfold.lab import read_sweep, summarise
+    from kvfold.lab.ablate import RECIPE_FILE
     from kvfold.lab.summary import difference_curves, loss_curves
     from kvfold.registry import lookup
     from kvfold.report.differences import draw_differences

@@ -12,6 +12,7 @@ from kvfold.attention import GroupedSpec
 from kvfold.convert.factorize import FACTORIZATIONS, NEEDS_CALIBRATION
 from kvfold.convert.rotary import LAYOUTS, Strategy
 from kvfold.errors import BudgetError, OptionError
+from kvfold.option_types import check_types
 from kvfold.registry import lookup
 from kvfold.texts import CALIBRATION, DEFAULT_TEXT
 
@@ -83,6 +84,7 @@ class ConvertOptions:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         strategies = lookup(LAYOUTS, self.layout, "layout").strategies
         if self.rope is not None:
             self._check_layout_of_rope()

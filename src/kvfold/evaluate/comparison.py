@@ -13,7 +13,7 @@ from kvfold.errors import OptionError
 from kvfold.evaluate.cache import measure_cache
 from kvfold.evaluate.perplexity import perplexity
 from kvfold.evaluate.quantized import quantized_cache_factory
-from kvfold.evaluate.tasks import TaskScores, TaskSelection, score_tasks, select_tasks
+from kvfold.evaluate.tasks import TaskScores, TaskSelection, score_tasks, tasks_if_any
 from kvfold.modeling import load_model
 from kvfold.progress import Progress, silent
 from kvfold.texts import check_vocabulary, read_text, token_ids
@@ -72,14 +72,12 @@ class Examination:
         """
         if not texts and not tasks:
             raise OptionError("there is nothing to compare on: give texts, tasks, or both.")
-        if not tasks and (task_folder is not None or limit is not None):
-            raise OptionError("a task folder or a limit was given without tasks: name the tasks.")
+        selection = tasks_if_any(tasks, folder=task_folder, limit=limit, progress=progress)
         contents: dict[str, str] = {}
         for path in map(Path, texts):
             if path.name in contents:
                 raise OptionError(f"two texts are called {path.name}: rename one.")
             contents[path.name] = read_text(path)
-        selection = select_tasks(tasks, folder=task_folder, limit=limit, progress=progress) if tasks else None
         return cls(texts=contents, context=context, windows=windows, selection=selection)
 
     def ask(

@@ -12,7 +12,7 @@ from kvfold.errors import OptionError
 from kvfold.evaluate.cache import measure_cache
 from kvfold.evaluate.perplexity import perplexity
 from kvfold.evaluate.speed import decode_speed
-from kvfold.evaluate.tasks import TaskScores, score_tasks, select_tasks
+from kvfold.evaluate.tasks import TaskScores, score_tasks, tasks_if_any
 from kvfold.modeling import load_model
 from kvfold.progress import Progress
 from kvfold.texts import check_vocabulary, read_text, token_ids
@@ -74,11 +74,9 @@ def evaluate(
     """
     if text is None and not tasks:
         raise OptionError("there is nothing to evaluate on: give a text, tasks, or both.")
-    if not tasks and (task_folder is not None or limit is not None):
-        raise OptionError("a task folder or a limit was given without tasks: name the tasks.")
     # Texts and tasks come before the model, which takes longer to load.
+    selection = tasks_if_any(tasks, folder=task_folder, limit=limit, progress=progress)
     content = None if text is None else read_text(text)
-    selection = select_tasks(tasks, folder=task_folder, limit=limit, progress=progress) if tasks else None
     network, tokenizer = load_model(model, dtype=dtype)
     stage = partial(partial, progress) if progress is not None else lambda name: None
     measured: dict[str, Any] = {}

@@ -126,6 +126,25 @@ def evaluate_tasks(
     return score_tasks(model, tokenizer, selection, batch=batch, seed=seed, progress=progress)
 
 
+def tasks_if_any(
+    tasks: Sequence[str],
+    *,
+    folder: str | Path | None,
+    limit: int | None,
+    progress: Progress | None,
+) -> "TaskSelection | None":
+    """`select_tasks`, or None where there are none.
+
+    Raises:
+        OptionError: there are none, but a folder or a limit for them; and those of `select_tasks`.
+    """
+    if tasks:
+        return select_tasks(tasks, folder=folder, limit=limit, progress=progress)
+    if folder is not None or limit is not None:
+        raise OptionError("a task folder or a limit was given without tasks: name the tasks.")
+    return None
+
+
 def select_tasks(
     tasks: Sequence[str],
     *,

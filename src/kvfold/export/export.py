@@ -12,8 +12,6 @@ from kvfold.export.runtimes import RUNTIMES
 from kvfold.progress import Progress, silent
 from kvfold.registry import lookup
 
-LLAMACPP = "llamacpp"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
@@ -56,15 +54,14 @@ def export(
         KvfoldError: the model or the output does not work.
     """
     target, out = lookup(RUNTIMES, runtime, "runtime"), Path(out).expanduser()
-    to_file = runtime == LLAMACPP
-    if type is not None and not to_file:
+    if type is not None and not target.gguf:
         raise OptionError(f"a type is for GGUF files, {target.name} has the dtype of the model: leave it out.")
     kind = type or "f32"
     lookup(TYPES, kind, "type of weights")
-    if to_file != (out.suffix == ".gguf"):
-        wanted = "a file that ends in .gguf" if to_file else "a folder"
+    if target.gguf != (out.suffix == ".gguf"):
+        wanted = "a file that ends in .gguf" if target.gguf else "a folder"
         raise OptionError(f"{target.name} loads {wanted}, got {out}: name one.")
-    if to_file and out.exists() and not overwrite:
+    if target.gguf and out.exists() and not overwrite:
         raise OutputError(f"{out} exists; give another name, or overwrite it with --overwrite.")
     source = latent_model(model, target)
     finished = Export(
@@ -75,9 +72,9 @@ def export(
         source_elements=source.spec.cached_elements(),
         padded=source.padded,
         rope_theta=source.theta,
-        type=kind if to_file else str(source.checkpoint.dtype).removeprefix("torch."),
+        type=kind if target.gguf else str(source.checkpoint.dtype).removeprefix("torch."),
     )
-    if to_file:
+    if target.gguf:
         write_gguf(source, out, kind, progress)
     else:
         write_deepseek(source, out, finished.to_dict(), overwrite=overwrite, progress=progress)

@@ -98,7 +98,7 @@ def _spec(config: KvfoldConfig, runtime: Runtime) -> LatentSpec:
     """That of every layer."""
     specs = config.specs()
     for index, spec in enumerate(specs):
-        if problem := _problem(spec, runtime):
+        if problem := _problem(spec, runtime.latent_norm_eps or config.base.rms_norm_eps, runtime):
             raise OptionError(f"layer {index} {problem}, which {runtime.name} cannot express.")
     if any(spec != specs[0] for spec in specs):
         raise OptionError(
@@ -108,11 +108,11 @@ def _spec(config: KvfoldConfig, runtime: Runtime) -> LatentSpec:
     return specs[0]
 
 
-def _problem(spec: Any, runtime: Runtime) -> str | None:
-    """What of a layer has no place in DeepSeek's attention."""
+def _problem(spec: Any, eps: float, runtime: Runtime) -> str | None:
+    """What of a layer has no place in DeepSeek's attention; `eps` is that of the runtime's norms of latents."""
     if not isinstance(spec, LatentSpec):
         return f"has {spec.name}"
-    eps = runtime.latent_norm_eps
+    norms = spec.latent_norm or spec.q_lora_rank is not None
     checks = {
         f"has {spec.rotary_heads} rotary heads": spec.rotary_heads > 1,
         f"has {spec.latent_heads} latent heads": spec.latent_heads > 1 or spec.q_latent_heads > 1,
@@ -120,7 +120,7 @@ def _problem(spec: Any, runtime: Runtime) -> str | None:
         "has no dims without rotation": not spec.qk_nope_head_dim,
         "has biases": _has_biases(spec) and not runtime.biases,
         "has biases beside a query latent": _has_biases(spec) and spec.q_lora_rank is not None,
-        f"has norms with eps {spec.norm_eps:g}": spec.latent_norm and eps is not None and spec.norm_eps != eps,
+        f"has norms of latents with eps {spec.norm_eps:g} and not {eps:g}": norms and spec.norm_eps != eps,
     }
     return next((problem for problem, there in checks.items() if there), None)
 

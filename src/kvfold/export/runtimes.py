@@ -15,6 +15,7 @@ class Runtime:
         tied: whether one matrix for both ends is honoured.
         biases: whether biases of the down and output projections are.
         source: where this is known from.
+        gguf: whether it loads one GGUF file; the others load a folder.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Runtime:
     tied: bool
     biases: bool
     source: str
+    gguf: bool = False
 
 
 RUNTIMES: dict[str, Runtime] = {
@@ -41,6 +43,7 @@ RUNTIMES: dict[str, Runtime] = {
         tied=True,
         biases=False,
         source="llama.cpp's deepseek2 in xllamacpp 2026.10.11549",
+        gguf=True,
     ),
     "vllm": Runtime(
         name="vLLM",

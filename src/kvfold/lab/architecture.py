@@ -1,7 +1,7 @@
 """A decoder to be trained from scratch: Llama with one of kvfold's attentions, in a few numbers."""
 
 from collections.abc import Callable
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -101,9 +101,6 @@ class Architecture:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-    def with_(self, **changes: Any) -> "Architecture":
-        return replace(self, **changes)
 
     def spec(self) -> AttentionSpec:
         """The attention of every layer."""

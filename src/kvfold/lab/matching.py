@@ -1,7 +1,7 @@
 """Shapes of equal size: one number of each variant is solved so that its parameters agree with a reference's."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvfold.errors import OptionError
@@ -26,7 +26,7 @@ class Match:
     architecture: Architecture
     error: float
 
-    def to_dict(self, context: int = 2048) -> dict[str, Any]:
+    def to_dict(self, context: int) -> dict[str, Any]:
         """Costs of the whole model: bytes in bf16 of one token, FLOPs of one token's forward pass at `context`."""
         shape, spec = self.architecture, self.architecture.spec()
         elements = [spec.cached_elements_per_device(degree) * shape.num_hidden_layers for degree in TP_DEGREES]
@@ -114,6 +114,6 @@ def decode_intensity(shape: Architecture, context: int) -> float:
 
 def _allowed(variant: Architecture, solve: str, size: int) -> Architecture | None:
     try:
-        return variant.with_(**{solve: size})
+        return replace(variant, **{solve: size})
     except OptionError:
         return None

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from kvfold.errors import CheckpointError
-from kvfold.lab.sweep import Sweep
+from kvfold.lab.sweep import Sweep, run_name
 from kvfold.train.curve import CURVE_FILE, read_curve
 from kvfold.train.held_out import HELD_OUT_FILE
 from kvfold.train.run import MODEL_FOLDER
@@ -22,7 +22,7 @@ def summarise(sweep: Sweep, out: Path) -> dict[str, Any]:
     A difference is paired: taken between runs of the same seed, which saw the same text in the same order, before its
     mean and standard error over the seeds.
     """
-    ends = {name: {seed: _ends(out / f"{name}/seed-{seed}") for seed in sweep.seeds} for name in sweep.recipes}
+    ends = {name: {seed: _ends(out / run_name(name, seed)) for seed in sweep.seeds} for name in sweep.recipes}
     finished = {name: {seed: end for seed, end in by_seed.items() if end} for name, by_seed in ends.items()}
     variants = []
     for found in sweep.matches:
@@ -30,7 +30,7 @@ def summarise(sweep: Sweep, out: Path) -> dict[str, Any]:
         losses = [end["loss"] for end in by_seed.values()]
         held_out = [end["held_out"] for end in by_seed.values() if end["held_out"] is not None]
         variants.append(
-            found.to_dict(next(iter(sweep.recipes.values())).options.sequence_length)
+            found.to_dict(sweep.options.sequence_length)
             | {"label": sweep.label(found.name), "seeds": list(by_seed), "loss": spread(losses)}
             | {"held_out": spread(held_out), "perplexity": math.exp(fmean(held_out)) if held_out else None}
         )
@@ -42,8 +42,8 @@ def summarise(sweep: Sweep, out: Path) -> dict[str, Any]:
             {"name": name, "variants": [one, other], "seeds": common}
             | {key: spread([a[key] - b[key] for a, b in pairs if a[key] is not None]) for key in ("loss", "held_out")}
         )
-    options = next(iter(sweep.recipes.values())).options
-    facts = {"title": sweep.title, "steps": options.steps, "tokens": options.steps * options.step_tokens}
+    steps = sweep.options.steps
+    facts = {"title": sweep.title, "steps": steps, "tokens": steps * sweep.options.step_tokens}
     return facts | {"variants": variants, "differences": differences}
 
 
@@ -60,7 +60,7 @@ def loss_curves(sweep: Sweep, out: Path, axis: str) -> list[dict[str, Any]]:
     """Of every variant the mean over its seeds, as curves of `draw_losses`."""
     curves = []
     for name in sweep.recipes:
-        if runs := [rows for seed in sweep.seeds if (rows := _rows(out / f"{name}/seed-{seed}"))]:
+        if runs := [rows for seed in sweep.seeds if (rows := _rows(out / run_name(name, seed)))]:
             steps = min(map(len, runs))
             losses = [fmean(run[step]["loss"] for run in runs) for step in range(steps)]
             curves.append({"name": sweep.label(name), "x": [row[axis] for row in runs[0][:steps]], "losses": losses})
@@ -71,7 +71,7 @@ def difference_curves(sweep: Sweep, out: Path, axis: str) -> list[dict[str, Any]
     """Of every pair the differences step by step, a row for each seed, as curves of `draw_differences`."""
     curves = []
     for name, (one, other) in sweep.differences.items():
-        pairs = [[_rows(out / f"{variant}/seed-{seed}") for variant in (one, other)] for seed in sweep.seeds]
+        pairs = [[_rows(out / run_name(variant, seed)) for variant in (one, other)] for seed in sweep.seeds]
         pairs = [pair for pair in pairs if all(pair)]
         if not pairs:
             continue

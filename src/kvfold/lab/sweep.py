@@ -13,10 +13,16 @@ from kvfold.lab.architecture import Architecture, has_use
 from kvfold.lab.matching import TOLERANCE, Match, match
 from kvfold.lab.pretrain import Recipe
 from kvfold.registry import lookup
+from kvfold.train import TrainOptions
 
 KEYS = ("title", "model", "variants", "match", "train", "seeds", "differences", "colours")
 MATCH_KEYS = ("reference", "solve", "multiple_of", "tolerance")
 NAME = re.compile(r"[\w+.,()=-][\w+.,()= -]*")
+
+
+def run_name(variant: str, seed: int) -> str:
+    """Of a run, and its folder in that of the sweep."""
+    return f"{variant}/seed-{seed}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +35,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Also its folder in that of the sweep."""
-        return f"{self.variant}/seed-{self.seed}"
+        return run_name(self.variant, self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +65,11 @@ class Sweep:
             for seed in self.seeds
             for name, recipe in self.recipes.items()
         ]
+
+    @property
+    def options(self) -> TrainOptions:
+        """How all variants are trained; the seed is that of none."""
+        return next(iter(self.recipes.values())).options
 
     def label(self, variant: str) -> str:
         """What a figure says of a variant: heads, cache and size."""

@@ -169,8 +169,8 @@ class Recorder(TrainerCallback):
         row = {"step": step, "tokens": step * self._options.step_tokens, "loss": logs["cross_entropy"]}
         if self._options.teacher is not None:
             row["objective"] = logs["loss"]
-        row |= {"rate": logs["learning_rate"], "grad_norm": logs["grad_norm"], "seconds": round(seconds, 3)}
-        self._curve.add(row)
+        norm = {name: logs[name] for name in ("grad_norm",) if name in logs}  # DeepSpeed keeps it to itself
+        self._curve.add(row | {"rate": logs["learning_rate"]} | norm | {"seconds": round(seconds, 3)})
         cost = self._options.cost(seconds)
         words = [f"loss {row['loss']:.3f}", f"{row['tokens']:,} tokens", "" if cost is None else f"cost {cost:.2f}"]
         self._progress("training", step, state.max_steps, ", ".join(filter(None, words)))
