@@ -16,6 +16,7 @@ LEVELS = {
     "cli": 5,
     "report": 4,
     "lab": 4,
+    "doctor": 4,
     "train": 3,
     "evaluate": 3,
     "export": 3,

@@ -14,6 +14,7 @@ from kvfold.cli import (
     compare,
     convert,
     demo,
+    doctor,
     evaluate,
     export,
     generate,
@@ -47,6 +48,7 @@ COMMANDS: dict[str, Command] = {
     "pretrain": pretrain.COMMAND,
     "ablate": ablate.COMMAND,
     "export": export.COMMAND,
+    "doctor": doctor.COMMAND,
     "demo": demo.COMMAND,
 }
 

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import torch
 from transformers import DeepseekV3Config
 
 from kvfold.checkpoint import OutputFolder, write_json, write_text
+from kvfold.errors import OptionError
+from kvfold.export.facts import EXPORT_FILE
 from kvfold.export.model import LatentModel
 from kvfold.progress import Progress
-
-EXPORT_FILE = "kvfold-export.json"
 
 
 def write_deepseek(
@@ -24,7 +25,7 @@ def write_deepseek(
     """
     checkpoint = model.checkpoint
     with OutputFolder(out, source=checkpoint.path, overwrite=overwrite) as folder:
-        for name, tensor in model.tensors(progress):
+        for name, tensor in model.tensors(checkpoint.dtype, progress):
             folder.add(name, tensor)
         deepseek_config(model).save_pretrained(folder.path)
         checkpoint.load_tokenizer().save_pretrained(folder.path)
@@ -32,6 +33,19 @@ def write_deepseek(
             checkpoint.generation_config.save_pretrained(folder.path)
         write_json(folder.path / EXPORT_FILE, facts)
         write_text(folder.path / "README.md", _card(model))
+
+
+def check_dtype(model: LatentModel) -> None:
+    """Refuse a dtype that loses the tiny rows with which the norm on the latent does nothing.
+
+    Raises:
+        OptionError: the model is in fp16.
+    """
+    if model.checkpoint.dtype == torch.float16 and not model.spec.latent_norm:
+        raise OptionError(
+            "the model is in float16, which cannot hold the small numbers that switch off DeepSeek's norm on the "
+            "latent: convert it with --dtype bfloat16 or float32, or export to GGUF."
+        )
 
 
 def deepseek_config(model: LatentModel) -> DeepseekV3Config:

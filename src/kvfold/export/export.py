@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvfold.errors import OptionError, OutputError
-from kvfold.export.deepseek import write_deepseek
+from kvfold.export.deepseek import check_dtype, write_deepseek
 from kvfold.export.gguf_file import TYPES, write_gguf
 from kvfold.export.model import latent_model
 from kvfold.export.runtimes import RUNTIMES
@@ -64,6 +64,8 @@ def export(
     if target.gguf and out.exists() and not overwrite:
         raise OutputError(f"{out} exists; give another name, or overwrite it with --overwrite.")
     source = latent_model(model, target)
+    if not target.gguf:
+        check_dtype(source)
     finished = Export(
         out=out,
         source=str(model),
@@ -75,7 +77,7 @@ def export(
         type=kind if target.gguf else str(source.checkpoint.dtype).removeprefix("torch."),
     )
     if target.gguf:
-        write_gguf(source, out, kind, progress)
+        write_gguf(source, out, kind, finished.to_dict(), progress)
     else:
         write_deepseek(source, out, finished.to_dict(), overwrite=overwrite, progress=progress)
     return finished

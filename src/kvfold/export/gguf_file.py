@@ -1,18 +1,21 @@
 """A latent model as one GGUF file, which llama.cpp runs as a dense DeepSeek-V2."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
 import numpy as np
+import torch
 from gguf.quants import quantize
 from torch import Tensor
 
 from kvfold.checkpoint import reason
 from kvfold.errors import OutputError
+from kvfold.export.facts import GGUF_KEY
 from kvfold.export.gguf_tokenizer import add_tokenizer
 from kvfold.export.model import LatentModel
-from kvfold.progress import Progress
+from kvfold.progress import Progress, silent
 
 ARCHITECTURE = "deepseek2"
 TYPES = {
@@ -52,25 +55,34 @@ OUTSIDE = {
 }
 
 
-def write_gguf(model: LatentModel, path: Path, kind: str, progress: Progress) -> None:
-    """Write the file under a temporary name, then rename it.
+def write_gguf(model: LatentModel, path: Path, kind: str, facts: dict[str, object], progress: Progress) -> None:
+    """Write the file under a temporary name, then rename it. The tensors are made twice, one by one: what they are
+    stands before all of them.
+
+    Args:
+        kind: of the weights, a name of `TYPES`.
+        facts: about the export, kept among the metadata.
 
     Raises:
         OutputError: it cannot be written.
         OptionError: the tokenizer cannot be exported.
     """
     partial = path.with_name(f".{path.name}.partial")
-    writer = gguf.GGUFWriter(partial, ARCHITECTURE, use_temp_file=False)
+    writer = gguf.GGUFWriter(partial, ARCHITECTURE)
     try:
         _add_config(writer, model, FILE_TYPES[kind])
+        writer.add_string(GGUF_KEY, json.dumps(facts))
         add_tokenizer(writer, model.checkpoint.load_tokenizer(), model.base.vocab_size)
-        for name, tensor in _tensors(model, progress):
-            data, stored = encode(name, tensor, kind)
-            writer.add_tensor(name, data, raw_dtype=stored)
+        for name, tensor in _tensors(model, silent):
+            stored = stored_type(name, tensor, kind)
+            block, size = gguf.GGML_QUANT_SIZES[stored]
+            writer.add_tensor_info(name, tensor.shape, np.dtype(np.float32), tensor.numel() // block * size, stored)
         partial.parent.mkdir(parents=True, exist_ok=True)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
+        writer.write_ti_data_to_file()
+        for name, tensor in _tensors(model, progress):
+            writer.write_tensor_data(quantize(tensor.contiguous().numpy(), stored_type(name, tensor, kind)))
         writer.close()
         partial.rename(path)
     except OSError as error:
@@ -79,14 +91,12 @@ def write_gguf(model: LatentModel, path: Path, kind: str, progress: Progress) ->
         partial.unlink(missing_ok=True)
 
 
-def encode(name: str, tensor: Tensor, kind: str) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
-    """Data in a type that can hold it: norms in fp32, the latent's rows too where a small exponent would lose them."""
-    data = tensor.float().contiguous().numpy()
-    wanted = TYPES[kind]
+def stored_type(name: str, tensor: Tensor, kind: str) -> gguf.GGMLQuantizationType:
+    """One that can hold the tensor: fp32 for norms, for the latent's rows where a small exponent would lose them."""
     small = name.endswith(LATENT_DOWN) and kind in ("f16", "q8_0")
-    if data.ndim == 1 or small or (kind == "q8_0" and data.shape[-1] % BLOCK):
-        wanted = TYPES["f32"]
-    return quantize(data, wanted), wanted
+    if tensor.ndim == 1 or small or (kind == "q8_0" and tensor.shape[-1] % BLOCK):
+        return TYPES["f32"]
+    return TYPES[kind]
 
 
 def _add_config(writer: gguf.GGUFWriter, model: LatentModel, file_type: gguf.LlamaFileType) -> None:
@@ -117,7 +127,7 @@ def _add_config(writer: gguf.GGUFWriter, model: LatentModel, file_type: gguf.Lla
 
 def _tensors(model: LatentModel, progress: Progress) -> Iterator[tuple[str, Tensor]]:
     """Names and tensors as llama.cpp wants them: keys' and values' projections apart, the keys' transposed."""
-    for name, tensor in model.tensors(progress):
+    for name, tensor in model.tensors(torch.float32, progress):
         if name in OUTSIDE:
             yield OUTSIDE[name], tensor
             continue

@@ -49,9 +49,9 @@ class LatentModel:
     def has_biases(self) -> bool:
         return _has_biases(self.spec)
 
-    def tensors(self, progress: Progress) -> Iterator[tuple[str, Tensor]]:
-        """Names as in `DeepseekV3ForCausalLM` and tensors in the dtype of the checkpoint, layer by layer."""
-        family, dtype = family_of(self.base), self.checkpoint.dtype
+    def tensors(self, dtype: torch.dtype, progress: Progress) -> Iterator[tuple[str, Tensor]]:
+        """Names as in `DeepseekV3ForCausalLM` and tensors, layer by layer."""
+        family = family_of(self.base)
         eps = self.runtime.latent_norm_eps or self.base.rms_norm_eps
         for layer in range(self.base.num_hidden_layers):
             place = f"{family.layers}.{layer}"
