@@ -24,6 +24,7 @@ from kvfold.cli import (
     plan,
     plot,
     pretrain,
+    serve,
     verify,
 )
 from kvfold.cli.command import Command
@@ -49,6 +50,7 @@ COMMANDS: dict[str, Command] = {
     "ablate": ablate.COMMAND,
     "export": export.COMMAND,
     "doctor": doctor.COMMAND,
+    "serve": serve.COMMAND,
     "demo": demo.COMMAND,
 }
 

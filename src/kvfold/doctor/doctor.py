@@ -12,12 +12,11 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from kvfold.doctor.probe import PROBES, Settings, is_installed, run_probe
+from kvfold.doctor.probe import PROBES, Settings, run_probe
 from kvfold.errors import OptionError
-from kvfold.export import RUNTIMES, read_facts
+from kvfold.export import RUNTIMES, check_installed, read_facts, runtime_of
 from kvfold.modeling import load_model
 from kvfold.progress import Progress, silent
-from kvfold.registry import lookup
 from kvfold.texts import EVALUATION, read_text, token_ids
 
 PROMPT, DECODED, PLACES, TOP = 256, 32, 8, 10
@@ -131,7 +130,7 @@ def doctor(
     request = _request(path, tokenizer, content)
     elements = facts.get("cached_elements") or network.config.specs()[0].cached_elements()
     rounding = ROUNDING.get(facts.get("type", ""), 0.0)
-    ways = [(name, way) for name in names for way in PROBES[name].settings]
+    ways = [(name, way) for name in names for way in PROBES[name]]
     checks = []
     for index, (name, way) in enumerate(ways):
         progress("running", index, len(ways), f"{RUNTIMES[name].name}, {way.name}")
@@ -141,30 +140,17 @@ def doctor(
     return Diagnosis(export=str(export), model=str(source), checks=tuple(checks))
 
 
-def _runtimes(
-    path: Path, asked: Sequence[str] | None, facts: Mapping[str, Any], python: str
-) -> tuple[str, ...]:
+def _runtimes(path: Path, asked: Sequence[str] | None, facts: Mapping[str, Any], python: str) -> tuple[str, ...]:
     """Those to run.
 
     Raises:
         OptionError: one is unknown, not installed, or does not load such a thing.
     """
-    names = tuple(asked or ())
-    if not names:
-        if "runtime" not in facts:
-            raise OptionError(f"{path} does not say what it was made for: name runtimes with --runtime.")
-        names = (facts["runtime"],)
+    names = tuple(runtime_of(path, facts, name) for name in asked or (None,))
     for name in names:
-        runtime = lookup(RUNTIMES, name, "runtime")
         if name not in PROBES:
-            raise OptionError(f"{runtime.name} cannot be run by doctor; it runs {', '.join(PROBES)}.")
-        if runtime.gguf != path.is_file():
-            raise OptionError(f"{runtime.name} loads {'.gguf files' if runtime.gguf else 'folders'}, got {path}.")
-        if not is_installed(PROBES[name].module, python):
-            raise OptionError(
-                f"{runtime.name} is not installed for {python} ({PROBES[name].install}): install it, or name the "
-                "interpreter of its environment with --python."
-            )
+            raise OptionError(f"doctor cannot run {RUNTIMES[name].name}; it runs {', '.join(PROBES)}.")
+        check_installed(RUNTIMES[name], python)
     return names
 
 

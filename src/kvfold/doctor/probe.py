@@ -22,8 +22,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from kvfold.errors import OptionError
-
 TIMEOUT = 3600
 FIRST_LINES = ("Error", "error", "assert", "do not fit")
 
@@ -45,51 +43,22 @@ class Settings:
     advised: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Probe:
-    """A runtime that can be run: the module that it is imported as, how to get it, and how it is run."""
-
-    module: str
-    install: str
-    settings: tuple[Settings, ...]
-
-
-PROBES: dict[str, Probe] = {
-    "transformers": Probe(module="transformers", install="pip install transformers", settings=(Settings(name="defaults"),)),
-    "llamacpp": Probe(
-        module="xllamacpp",
-        install="pip install xllamacpp",
-        settings=(
-            Settings(name="-fa off -ctk f32 -ctv f32", options={"cache": "f32", "flash_attention": False}),
-            # The cache and flash attention are in fp16.
-            Settings(name="defaults", tolerance=5e-2),
-        ),
+PROBES: dict[str, tuple[Settings, ...]] = {
+    "transformers": (Settings(name="defaults"),),
+    "llamacpp": (
+        Settings(name="-fa off -ctk f32 -ctv f32", options={"cache": "f32", "flash_attention": False}),
+        # The cache and flash attention are in fp16.
+        Settings(name="defaults", tolerance=5e-2),
     ),
-    "vllm": Probe(
-        module="vllm",
-        install="see docs/runtimes.md",
-        settings=(
-            Settings(
-                name="""--compilation-config '{"custom_ops": ["none"]}'""",
-                options={"compilation_config": {"custom_ops": ["none"]}},
-            ),
-            Settings(name="defaults", advised=False),
+    "vllm": (
+        Settings(
+            name="""--compilation-config '{"custom_ops": ["none"]}'""",
+            options={"compilation_config": {"custom_ops": ["none"]}},
         ),
+        Settings(name="defaults", advised=False),
     ),
 }
-
-
-def is_installed(module: str, python: str) -> bool:
-    """Whether the interpreter `python` has `module`.
-
-    Raises:
-        OptionError: there is no such interpreter.
-    """
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
-    try:
-        return not subprocess.run([python, "-c", code, module], capture_output=True).returncode
-    except OSError as error:
-        raise OptionError(f"cannot run {python!r}: {error.strerror}; name the interpreter of an environment.") from error
+"""The ways to run each runtime that has a script."""
 
 
 def run_probe(runtime: str, request: Mapping[str, Any], python: str = sys.executable) -> dict[str, Any] | str:

@@ -2,6 +2,7 @@
 
 from kvfold.export.export import Export, export
 from kvfold.export.facts import read_facts
-from kvfold.export.runtimes import RUNTIMES, Runtime
+from kvfold.export.runtimes import RUNTIMES, Runtime, check_installed, runtime_of
+from kvfold.export.serving import serve_command
 
-__all__ = ["RUNTIMES", "Export", "Runtime", "export", "read_facts"]
+__all__ = ["RUNTIMES", "Export", "Runtime", "check_installed", "export", "read_facts", "runtime_of", "serve_command"]

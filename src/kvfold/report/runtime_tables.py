@@ -1,42 +1,59 @@
 """Tables about exports and the runtimes that they are for."""
 
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any
 
-from rich.table import Column
+from rich.table import Column, Table
+from rich.text import Text
 
 from kvfold.report.formats import number_text
-from kvfold.report.tables import plain_table, right, show_tables
+from kvfold.report.tables import plain_table, show_tables
+
+ROWS = {
+    "prefill": "log-probabilities, prompt",
+    "decode": "log-probabilities, decoding",
+    "tolerance": "tolerance",
+    "same_most_likely": "same most likely token",
+    "cached_elements": "cached elements",
+    "same_tokens": "token ids",
+    "verdict": "verdict",
+}
 
 
 def show_diagnosis(result: Mapping[str, Any]) -> None:
-    """Print what each runtime made of an export."""
-    table = plain_table(
-        Column("runtime", no_wrap=True),
-        Column("settings", overflow="fold"),
-        *map(right, ("prefill", "decode", "same top token", "cached elements", "token ids")),
-        "verdict",
-    )
-    for check in result["checks"]:
-        version = f" {check['version']}" if check["version"] else ""
-        settings = check["settings"] if check["advised"] else f"{check['settings']} (not advised)"
-        table.add_row(f"{check['runtime']}{version}", settings, *_found(check), check["verdict"])
-    table.caption = (
-        "prefill, decode: largest difference of log-probabilities in nats; cached elements: per token and layer"
+    """Print what each runtime made of an export: a table for each, with a column for each way to run it."""
+    tables = [_runtime(list(checks)) for _, checks in groupby(result["checks"], key=lambda check: check["runtime"])]
+    note = Text(
+        "log-probabilities: largest difference from the model, in nats; cache: per token and layer", style="dim"
     )
     title = f"{result['export']} beside {result['model']}: {'passed' if result['passed'] else 'FAILED'}"
-    show_tables(title, table)
+    show_tables(title, *tables, note)
 
 
-def _found(check: Mapping[str, Any]) -> list[str]:
-    if check["prefill"] is None:
-        return [""] * 5
-    cached = check["cached_elements"]
-    ids = {True: "the same", False: "others", None: ""}[check["same_tokens"]]
-    return [
-        f"{check['prefill']:.1e}",
-        f"{check['decode']:.1e}",
-        f"{check['same_most_likely']:.0%}",
-        "not told" if cached is None else number_text(round(cached, 1)),
-        ids,
-    ]
+def _runtime(checks: list[Mapping[str, Any]]) -> Table:
+    names = [check["settings"] + ("" if check["advised"] else ", not advised") for check in checks]
+    version = checks[0]["version"] or ""
+    table = plain_table(
+        Column(f"{checks[0]['runtime']} {version}", no_wrap=True), *(Column(name, overflow="fold") for name in names)
+    )
+    for key, title in ROWS.items():
+        cells = [_cell(key, check) for check in checks]
+        if any(cells):
+            table.add_row(title, *cells)
+    return table
+
+
+def _cell(key: str, check: Mapping[str, Any]) -> str:
+    value = check[key]
+    if value is None:
+        return ""
+    if key in ("prefill", "decode"):
+        return f"{value:.1e}"
+    if key == "tolerance":
+        return f"{value:g}"
+    if key == "same_most_likely":
+        return f"{value:.0%}"
+    if key == "cached_elements":
+        return f"{number_text(round(value, 1))}, expected {number_text(check['expected_elements'])}"
+    return {True: "the same", False: "others"}[value] if key == "same_tokens" else value

@@ -276,7 +276,7 @@ def _facts(facts: Mapping[str, Any]) -> Table:
     return table
 
 
-def show_tables(title: str, *tables: Table) -> None:
+def show_tables(title: str, *tables: Table | Text) -> None:
     console = Console()  # looked up here, so that a redirected stdout is respected
     console.print(Text(title, style="bold underline"))
     for table in tables:
