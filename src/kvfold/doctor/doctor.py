@@ -1,6 +1,5 @@
 """Compare an export in each runtime with the model that it was made from."""
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,11 +1,11 @@
 """Running an export in a runtime, in a process of its own.
 
-Every runtime has a script in `probes/`, which must not import kvfold: the runtime may be in another environment, and the
-export has to work without us. Its arguments are two JSON files, the request and the answer that it writes.
+Every runtime has a script in `probes/`, which must not import kvfold: the runtime may be in another environment, and
+the export has to work without us. Its arguments are two JSON files, the request and the answer that it writes.
 
 Request: `export` is the path, `prompt` token ids, `following` those that come next in the text, `places` positions of
-the prompt, `decoded` how many steps to decode, `top` how many log-probabilities to give at each position, `text` what to
-tokenise, `cells` tokens that the cache must hold, `settings` those of `Settings`.
+the prompt, `decoded` how many steps to decode, `top` how many log-probabilities to give at each position, `text` what
+to tokenise, `cells` tokens that the cache must hold, `settings` those of `Settings`.
 
 Answer: `version` of the runtime, `sequence` the token ids it had seen at last, `prefill` and `decode` by position the
 log-probabilities of the likeliest tokens behind it (JSON object, token: nats), `cached_elements` per token and layer as
@@ -13,6 +13,7 @@ the runtime tells, `token_ids` of the text.
 """
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,8 +23,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from kvfold.export import VLLM_ON_CPUS, vllm_flags
+
 TIMEOUT = 3600
-FIRST_LINES = ("Error", "error", "assert", "do not fit")
+TELLING = ("Error", "error", "assert", "do not fit")
+"""Words by which the line of a log that says what is wrong is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,8 @@ class Settings:
     advised: bool = True
 
 
+DEFAULT_OPERATORS = {key: value for key, value in VLLM_ON_CPUS.items() if key != "compilation_config"}
+
 PROBES: dict[str, tuple[Settings, ...]] = {
     "transformers": (Settings(name="defaults"),),
     "llamacpp": (
@@ -51,11 +57,9 @@ PROBES: dict[str, tuple[Settings, ...]] = {
         Settings(name="defaults", tolerance=5e-2),
     ),
     "vllm": (
-        Settings(
-            name="""--compilation-config '{"custom_ops": ["none"]}'""",
-            options={"compilation_config": {"custom_ops": ["none"]}},
-        ),
-        Settings(name="defaults", advised=False),
+        Settings(name=vllm_flags(VLLM_ON_CPUS), options=VLLM_ON_CPUS),
+        # vLLM's own rotary operator is wrong for latents on CPUs.
+        Settings(name=vllm_flags(DEFAULT_OPERATORS), options=DEFAULT_OPERATORS, advised=False),
     ),
 }
 """The ways to run each runtime that has a script."""
@@ -80,5 +84,5 @@ def run_probe(runtime: str, request: Mapping[str, Any], python: str = sys.execut
 def _reason(log: str) -> str:
     """The last line that tells an error, or the last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    telling = [line for line in lines if any(word in line for word in FIRST_LINES)]
-    return (telling or lines or [""])[-1]
+    telling = [line for line in lines if any(word in line for word in TELLING)]
+    return re.sub(r"^(\[\w+\]:|\W)+", "", (telling or lines or [""])[-1])

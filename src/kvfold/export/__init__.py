@@ -3,6 +3,17 @@
 from kvfold.export.export import Export, export
 from kvfold.export.facts import read_facts
 from kvfold.export.runtimes import RUNTIMES, Runtime, check_installed, runtime_of
-from kvfold.export.serving import serve_command
+from kvfold.export.serving import VLLM_ON_CPUS, serve_command, vllm_flags
 
-__all__ = ["RUNTIMES", "Export", "Runtime", "check_installed", "export", "read_facts", "runtime_of", "serve_command"]
+__all__ = [
+    "RUNTIMES",
+    "VLLM_ON_CPUS",
+    "Export",
+    "Runtime",
+    "check_installed",
+    "export",
+    "read_facts",
+    "runtime_of",
+    "serve_command",
+    "vllm_flags",
+]

@@ -1,9 +1,13 @@
 """The command with which a runtime serves an export, with settings that compute the right thing."""
 
 import json
+import shlex
 import shutil
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from kvfold.errors import OptionError
 from kvfold.export.facts import read_facts
@@ -15,6 +19,14 @@ LLAMACPP = (
     "s = xllamacpp.Server(p); print('serving on', s.listening_address, flush=True); threading.Event().wait()"
 )
 """llama.cpp's server in the package xllamacpp, which has no command."""
+VLLM_ON_CPUS = {
+    # Some CPUs get AMX_MLA otherwise, which takes no fp32.
+    "attention_backend": "CPU_MLA",
+    # The rotary operator of its own is wrong for latents.
+    "compilation_config": {"custom_ops": ["none"]},
+    "enforce_eager": True,
+}
+"""Settings with which vLLM 0.32 computes the right thing on CPUs, as keyword arguments of its `LLM`."""
 
 
 def serve_command(
@@ -49,6 +61,25 @@ def serve_command(
         return [str(Path(python).with_name("transformers")), "serve", str(path), *place]
     if name == "sglang":
         return [python, "-m", "sglang.launch_server", "--model-path", str(path), *place]
-    # vLLM takes fp32 weights as fp16 where nothing is said, and its own rotary operator is wrong for latents on CPUs.
-    safe = ["--dtype", facts["type"], "--compilation-config", json.dumps({"custom_ops": ["none"]})]
+    # vLLM takes fp32 weights as fp16 where nothing is said.
+    safe = ["--dtype", facts.get("type", "auto"), *(shlex.split(vllm_flags(VLLM_ON_CPUS)) if _on_cpus(python) else ())]
     return [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(path), *safe, *place]
+
+
+def vllm_flags(settings: Mapping[str, Any]) -> str:
+    """Keyword arguments of vLLM's `LLM` as options of its server."""
+    texts = []
+    for key, value in settings.items():
+        texts.append("--" + key.replace("_", "-"))
+        if value is not True:
+            texts.append(shlex.quote(value if isinstance(value, str) else json.dumps(value)))
+    return " ".join(texts)
+
+
+def _on_cpus(python: str) -> bool:
+    """Whether an environment's vLLM is a build for CPUs, which vLLM too knows by its name or version."""
+    code = (
+        "from importlib.metadata import distributions; "
+        "print(any('vllm' in d.name and 'cpu' in d.name + d.version for d in distributions()))"
+    )
+    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip() == "True"

@@ -32,7 +32,7 @@ def likeliest(found: dict[int, Any]) -> dict[int, float]:
 def main() -> None:
     prompt, new = request["prompt"], request["decoded"]
     settings = {"dtype": "float32", "max_model_len": request["cells"], "max_logprobs": request["top"]}
-    llm = LLM(model=request["export"], enforce_eager=True, **settings | request["settings"])
+    llm = LLM(model=request["export"], **settings | request["settings"])
     sampling = SamplingParams(
         temperature=0, max_tokens=new, ignore_eos=True, logprobs=request["top"], prompt_logprobs=request["top"]
     )
