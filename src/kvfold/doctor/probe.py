@@ -1,7 +1,8 @@
 """Running an export in a runtime, in a process of its own.
 
-Every runtime has a script in `probes/`, which must not import kvfold: the runtime may be in another environment, and
-the export has to work without us. Its arguments are two JSON files, the request and the answer that it writes.
+Every runtime has a script `probes/run_NAME.py`, which must not import kvfold: the runtime may be in another
+environment, and the export has to work without us. Its arguments are two JSON files, the request and the answer that it
+writes.
 
 Request: `export` is the path, `prompt` token ids, `following` those that come next in the text, `places` positions of
 the prompt, `decoded` how many steps to decode, `top` how many log-probabilities to give at each position, `text` what
@@ -67,12 +68,11 @@ PROBES: dict[str, tuple[Settings, ...]] = {
 
 def run_probe(runtime: str, request: Mapping[str, Any], python: str = sys.executable) -> dict[str, Any] | str:
     """The answer, or in one line why there is none."""
-    script = Path(str(files("kvfold.doctor"))) / "probes" / f"{runtime}.py"
+    script = Path(str(files("kvfold.doctor"))) / "probes" / f"run_{runtime}.py"
     with tempfile.TemporaryDirectory() as place:
         asked, answered = Path(place, "request.json"), Path(place, "answer.json")
         asked.write_text(json.dumps(request))
-        # -P keeps the script's folder off the path, where it would stand for the runtime of the same name.
-        command = [python, "-P", str(script), str(asked), str(answered)]
+        command = [python, str(script), str(asked), str(answered)]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
         if answered.exists():
             return json.loads(answered.read_text())
