@@ -11,6 +11,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+import kvfold
+
 torch.set_num_threads(1)
 
 TINY = {
@@ -75,3 +77,39 @@ def save_tiny(tmp_path, tokenizer, randomise) -> Callable[..., Path]:
         return tmp_path / name
 
     return save
+
+
+@pytest.fixture
+def text(tmp_path) -> str:
+    letters = torch.randint(26, (600,), generator=torch.Generator().manual_seed(3)).tolist()
+    path = tmp_path / "text.txt"
+    path.write_text(" ".join(chr(97 + letter) for letter in letters), "utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def convert(save_tiny, text, tmp_path) -> Callable[..., Path]:
+    """A conversion within half of the cache that can be exported, unless options say otherwise."""
+
+    def made(options=None, **changes) -> Path:
+        chosen = {"cache_ratio": 0.5, "target": "deepseek", "one_shot": True} | (options or {})
+        calibration = {"calibration": text, "calibration_tokens": 64, "calibration_window": 16}
+        kvfold.convert(save_tiny("original", **changes), tmp_path / "converted", **calibration | chosen)
+        return tmp_path / "converted"
+
+    return made
+
+
+@pytest.fixture
+def speak_ascii() -> Callable[[Path], Path]:
+    """Lets a conversion never put out an end or half a character, of which llama.cpp tells nothing."""
+
+    def quieten(folder: Path) -> Path:
+        model, tokenizer = kvfold.load_model(folder, dtype=torch.float32)
+        strange = [token for token in range(len(tokenizer)) if not tokenizer.decode([token]).isascii()]
+        with torch.no_grad():
+            model.lm_head.weight[[model.config.base.eos_token_id, *strange]] = 0
+        model.save_pretrained(folder)
+        return folder
+
+    return quieten

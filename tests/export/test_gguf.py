@@ -38,20 +38,10 @@ def in_llamacpp(path: Path, ids: list[int]) -> tuple[list[dict[int, float]], str
     return [{token["id"]: token["logprob"] for token in step} for step in steps], done.stderr
 
 
-def speak_ascii(model, tokenizer, folder: Path) -> Path:
-    """Let the model never put out half a character, which llama.cpp tells nothing of; returns its folder."""
-    strange = [token for token in range(len(tokenizer)) if not tokenizer.decode([token]).isascii()]
-    with torch.no_grad():
-        model.lm_head.weight[[0, *strange]] = 0
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize(("kind", "error"), [("f32", 1e-4), ("bf16", 0.06), ("f16", 0.01), ("q8_0", 0.15)])
-def test_llamacpp_computes_the_same_and_caches_the_latent(kind, error, convert, tmp_path):
-    model, tokenizer = kvfold.load_model(convert(**SIZES, tie_word_embeddings=kind == "bf16"), dtype=torch.float32)
-    converted = speak_ascii(model, tokenizer, tmp_path / "ascii")
+def test_llamacpp_computes_the_same_and_caches_the_latent(kind, error, convert, speak_ascii, tmp_path):
+    converted = speak_ascii(convert(**SIZES, tie_word_embeddings=kind == "bf16"))
+    model, tokenizer = kvfold.load_model(converted, dtype=torch.float32)
     result = export(converted, tmp_path / "out.gguf", runtime="llamacpp", type=kind)
     ids = tokenizer("a cell is under the wall").input_ids
     steps, log = in_llamacpp(tmp_path / "out.gguf", ids)

@@ -183,6 +183,8 @@ def _check(
     with torch.no_grad():
         expected = network(torch.tensor([answer["sequence"]]), use_cache=False).logits[0].log_softmax(-1)
     found = {kind: list(_positions(answer[kind], expected)) for kind in ("prefill", "decode")}
+    if not all(found.values()):
+        return Check(runtime=name, expected_elements=elements, problem="told no log-probabilities", **ways)
     ids = tokenizer(request["text"], add_special_tokens=False, verbose=False).input_ids
     return Check(
         runtime=name,
@@ -203,7 +205,7 @@ def _positions(
     """At each position the largest difference, and whether the most likely token is the same."""
     for place, values in likeliest.items():
         ours = expected[int(place)]
-        if not values:  # llama.cpp tells nothing of a token that ends within a character
+        if not values:  # llama.cpp tells nothing of some tokens
             continue
         differences = [abs(value - float(ours[int(token)])) for token, value in values.items()]
         yield max(differences), int(max(values, key=values.__getitem__)) == int(ours.argmax())

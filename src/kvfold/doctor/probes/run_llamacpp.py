@@ -1,7 +1,6 @@
 """A GGUF file in llama.cpp, in the package xllamacpp. Run as `doctor.probe` says, without kvfold.
 
-Tokens are not sampled but taken from the text, one at a time: llama.cpp says nothing of a token that ends within a
-character.
+Tokens are not sampled but taken from the text, one at a time, so that the text goes on where nothing is told.
 """
 
 import json
@@ -42,9 +41,9 @@ def likeliest(place: int, *, cached: bool) -> dict[int, float]:
     """Of the token behind `text_ids[: place + 1]`, all of which or only the last is computed."""
     before = text_ids[: place + 1]
     found = call("/completion", prompt=before, n_predict=1, n_probs=request["top"], temperature=0, cache_prompt=cached)
-    return {
-        token["id"]: token["logprob"] for step in found["completion_probabilities"] for token in step["top_logprobs"]
-    }
+    # Nothing is told of a token that ends the text or ends within a character.
+    steps = found.get("completion_probabilities", ())
+    return {token["id"]: token["logprob"] for step in steps for token in step["top_logprobs"]}
 
 
 # Each place is a prompt of its own, so that some are enough.

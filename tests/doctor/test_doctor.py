@@ -1,0 +1,181 @@
+"""The doctor finds an export right in the runtimes that are here, and wrong where it was made wrong on purpose."""
+
+import json
+import shutil
+from pathlib import Path
+
+import gguf
+import pytest
+from safetensors.torch import load_file, save_file
+
+import kvfold
+from kvfold.cli import main as cli
+from kvfold.doctor import Check, doctor
+from kvfold.errors import KvfoldError
+from kvfold.export import export, gguf_file, model
+from kvfold.lab.tokenizer import make_tokenizer
+from kvfold.train import TrainOptions
+
+SIZES = {"vocab_size": 264, "hidden_size": 64, "head_dim": 32, "eos_token_id": 0, "max_position_embeddings": 4096}
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+
+
+@pytest.fixture
+def text(tmp_path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text("the cat sat on the mat and looked at a wall, as cats do when there is no mouse. " * 20, "utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def tokenizer(text, tmp_path, monkeypatch):
+    """A byte-level one, which llama.cpp takes."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return make_tokenizer("bpe", 264, TrainOptions(data=(text,)))
+
+
+@pytest.fixture
+def folder(convert, tmp_path) -> Path:
+    """An export for transformers."""
+    export(convert(**SIZES), tmp_path / "out")
+    return tmp_path / "out"
+
+
+def change_json(path: Path, **changes) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def verdicts(diagnosis) -> list[str]:
+    return [check.verdict for check in diagnosis.checks]
+
+
+def test_a_folder_is_the_same_in_stock_transformers(folder, text, capsys):
+    assert cli.main(["doctor", str(folder), "--text", text, "--json"]) == 0
+    (check,) = json.loads(capsys.readouterr().out)["checks"]
+    assert check["verdict"] == "the same"
+    assert max(check["prefill"], check["decode"]) < 1e-4
+    assert check["cached_elements"] == check["expected_elements"]
+    assert check["same_tokens"]
+
+
+def test_a_file_is_the_same_in_llamacpp_and_caches_the_latent(convert, speak_ascii, text, tmp_path):
+    export(speak_ascii(convert(**SIZES)), tmp_path / "out.gguf", runtime="llamacpp")
+    exact, default = doctor(tmp_path / "out.gguf", text=text).checks
+    assert exact.passed and default.passed, (exact, default)
+    assert max(exact.prefill or 1, exact.decode or 1) < 1e-4
+    assert exact.cached_elements == pytest.approx(exact.expected_elements, rel=0.01)
+
+
+def test_linear_scaling_that_llamacpp_computes_with_another_softmax_scale_is_seen(
+    convert, speak_ascii, text, tmp_path, monkeypatch
+):
+    """Its frequencies are right; the check that keeps it from being exported is switched off."""
+    add_config = gguf_file._add_config
+
+    def add_scaled_config(writer, *rest) -> None:
+        add_config(writer, *rest)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(LINEAR["factor"])
+
+    monkeypatch.setattr(model, "_check_base", lambda *_: None)
+    monkeypatch.setattr(gguf_file, "_add_config", add_scaled_config)
+    export(speak_ascii(convert(**SIZES, rope_parameters=LINEAR)), tmp_path / "out.gguf", runtime="llamacpp")
+    diagnosis = doctor(tmp_path / "out.gguf", text=text)
+    assert verdicts(diagnosis) == ["other log-probabilities"] * 2
+    assert not diagnosis.passed
+
+
+def test_another_eps_of_the_norm_on_the_latent_is_seen(convert, text, tmp_path):
+    export(convert(**SIZES, rms_norm_eps=1e-5), tmp_path / "out", runtime="sglang")
+    assert verdicts(doctor(tmp_path / "out", runtimes=["transformers"], text=text)) == ["other log-probabilities"]
+
+
+def another_cache(folder: Path) -> None:
+    facts = json.loads((folder / "kvfold-export.json").read_text())
+    change_json(folder / "kvfold-export.json", cached_elements=facts["cached_elements"] // 2)
+
+
+def another_tokenizer(folder: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["merges"] = []
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+def another_scale(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: 2 * value if "q_proj" in name else value for name, value in weights.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+
+
+def no_values(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.0.self_attn.kv_b_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+DAMAGE = {
+    "another cache": (another_cache, "other cache size"),
+    "another tokenizer": (another_tokenizer, "other token ids"),
+    "another scale": (another_scale, "other log-probabilities"),
+    "missing weights": (no_values, "weights and config do not fit together"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_what_is_wrong_with_a_folder_is_said(name, folder, text, capsys):
+    damage, expected = DAMAGE[name]
+    damage(folder)
+    assert cli.main(["doctor", str(folder), "--text", text, "--json"]) == 1
+    (check,) = json.loads(capsys.readouterr().out)["checks"]
+    assert expected in check["verdict"]
+
+
+def test_not_a_number_is_no_pass():
+    check = Check(
+        runtime="x", settings="", advised=True, tolerance=1, expected_elements=1, prefill=float("nan"), decode=0.0
+    )
+    assert check.verdict == "other log-probabilities"
+
+
+def mistakes(folder: Path) -> dict[str, tuple[dict, str]]:
+    return {
+        "unknown runtime": ({"runtimes": ["vlm"]}, "unknown runtime 'vlm'. Did you mean 'vllm'?"),
+        "runtime that is not run": ({"runtimes": ["sglang"]}, "doctor cannot run SGLang; it runs transformers"),
+        "missing runtime": ({"runtimes": ["vllm"]}, "vLLM is not installed for"),
+        "folder for llama.cpp": ({"runtimes": ["llamacpp"]}, "llama.cpp loads .gguf files, got"),
+        "no interpreter": ({"python": "no-python"}, "cannot run 'no-python': No such file or directory"),
+        "another program": ({"python": shutil.which("false")}, "is no Python interpreter"),
+        "no model": ({"model": "nowhere"}, "nowhere"),
+        "short text": ({"text": str(folder / "generation_config.json")}, "tokens"),
+    }
+
+
+@pytest.mark.parametrize("name", mistakes(Path()))
+def test_mistakes_are_one_line(name, folder, one_line):
+    options, expected = mistakes(folder)[name]
+    with pytest.raises(KvfoldError) as error:
+        doctor(folder, **options)
+    assert expected in one_line(error)
+
+
+def test_what_is_no_export_is_refused(folder, tmp_path, one_line):
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF\3\0\0\0")
+    (folder / "kvfold-export.json").write_text("[")
+    for path, expected in (
+        (tmp_path / "nothing", "is no export"),
+        (tmp_path / "cut.gguf", "cannot be read as GGUF"),
+        (folder, "tells of itself is damaged"),
+    ):
+        with pytest.raises(KvfoldError) as error:
+            doctor(path)
+        assert expected in one_line(error)
+    (folder / "kvfold-export.json").unlink()
+    with pytest.raises(KvfoldError) as error:
+        doctor(folder, runtimes=["transformers"])
+    assert "does not say what it was made from" in one_line(error)
+    assert kvfold.load_model(tmp_path / "converted")
+    assert doctor(folder, runtimes=["transformers"], model=tmp_path / "converted").passed
