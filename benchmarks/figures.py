@@ -11,7 +11,7 @@ from typing import Any
 
 from tables import RESULTS, loss, rows_of
 
-from kvfold.report.differences import draw_differences
+from kvfold.report.differences import difference_label, draw_differences
 from kvfold.report.losses import LINES, SMOOTH, draw_losses
 from kvfold.report.tradeoff import draw_tradeoff
 
@@ -109,7 +109,8 @@ def draw_starts(starts: dict[str, Any], rows: Any, stem: Path) -> None:
 
 def draw_sweep(sweep: dict[str, Any], stem: Path) -> None:
     """The paired differences of a sweep of the lab."""
-    record = {"title": sweep["title"], "axis": "tokens", "label": "Loss difference, nats", "smooth": 4 * SMOOTH}
+    label = difference_label(difference["variants"] for difference in sweep["differences"])
+    record = {"title": sweep["title"], "axis": "tokens", "label": label, "smooth": 4 * SMOOTH}
     paths = [stem.with_suffix(suffix) for suffix in (".png", ".svg")]
     draw_differences(record | {"curves": sweep["differences_by_step"]}, paths)
 

@@ -5,6 +5,7 @@ Run: python benchmarks/tables.py
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,37 @@ def healed() -> str:
     return markdown(("", "cache bytes per token", *TEXTS, "six tasks, %"), cells)
 
 
+def double_heads() -> str:
+    """What twice the query heads change, paired over the seeds."""
+    return markdown(
+        ("twice the heads minus the base", "training loss", "held-out text"),
+        [
+            (difference["name"], *(_mean_and_error(difference[loss], "+.3f") for loss in ("loss", "held_out")))
+            for difference in rows_of("lab_double_heads")["sweep"]["differences"]
+        ],
+    )
+
+
+def lab_variants(sweep: str) -> str:
+    """Shapes of a sweep's variants, and their losses with the standard error over the seeds."""
+    cells = [
+        (
+            row["name"],
+            *(f"{row[key]:,}" for key in ("num_attention_heads", "intermediate_size", "parameters")),
+            f"{row['cache_bytes_per_device']['1']:,}",
+            *(_mean_and_error(row[loss], ".3f") for loss in ("loss", "held_out")),
+            f"{row['perplexity']:.1f}",
+        )
+        for row in rows_of(sweep)["sweep"]["variants"]
+    ]
+    sizes = ("heads", "feed-forward width", "parameters", "cache bytes per token")
+    return markdown(("", *sizes, "training loss", "held-out text", "its perplexity"), cells)
+
+
+def _mean_and_error(over_seeds: dict[str, Any], digits: str) -> str:
+    return f"{over_seeds['mean']:{digits}} ± {over_seeds['standard_error']:.3f}"
+
+
 def big() -> str:
     cells = []
     for name, row in rows_of("big_checkpoint").items():
@@ -267,6 +299,9 @@ TABLES = (
     smollm2_curves,
     our_starts,
     healed,
+    double_heads,
+    partial(lab_variants, "lab_double_heads"),
+    partial(lab_variants, "lab_tiny"),
     big,
     promises,
 )

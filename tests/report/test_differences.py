@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kvfold.errors import KvfoldError, UnknownNameError
-from kvfold.report.differences import COLOURS, DARK, differences_figure, draw_differences
+from kvfold.report.differences import COLOURS, DARK, difference_label, differences_figure, draw_differences
 from kvfold.report.losses import smoothed
 
 
@@ -147,3 +147,8 @@ def test_mistakes(record, tmp_path):
     record["curves"][0]["colour"] = "teel"
     with pytest.raises(UnknownNameError, match="unknown colour 'teel'. Did you mean 'teal'"):
         draw_differences(record, [tmp_path / "a.png"])
+
+
+def test_the_axis_names_a_baseline_that_all_share():
+    assert difference_label([("MQA", "MHA"), ("MLA", "MHA")]) == "Loss minus that of MHA, nats"
+    assert difference_label([("GQA-double", "GQA"), ("MLA-double", "MLA")]) == "Loss difference, nats"

@@ -22,7 +22,7 @@ def run_sweep(options: Namespace) -> Result:
     from kvfold.lab.ablate import RECIPE_FILE
     from kvfold.lab.summary import difference_curves, loss_curves
     from kvfold.registry import lookup
-    from kvfold.report.differences import draw_differences
+    from kvfold.report.differences import difference_label, draw_differences
     from kvfold.report.losses import AXES, SMOOTH, draw_losses
 
     lookup(AXES, options.x, "axis")
@@ -41,6 +41,7 @@ def run_sweep(options: Namespace) -> Result:
         panels = [{"title": title, "curves": curves}]
         draw_losses({"panels": panels, "axis": options.x, "label": "Loss", "smooth": share, "log": options.log}, paths)
     else:
-        facts = {"title": title, "axis": options.x, "label": "Loss difference, nats", "log": options.log}
+        label = difference_label(sweep.differences.values())
+        facts = {"title": title, "axis": options.x, "label": label, "log": options.log}
         draw_differences(facts | {"smooth": share, "curves": curves}, paths)
     return summarise(sweep, folder) | {"files": paths}

@@ -1,6 +1,6 @@
 """Paired differences of training losses over several seeds, as a figure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,12 @@ def draw_differences(record: Record, paths: Sequence[str | Path]) -> None:
     """
     dark = {colour: DARK[name] for name, colour in COLOURS.items()}
     save_figure(lambda: differences_figure(record), str(record["title"]), dark, paths)
+
+
+def difference_label(pairs: Iterable[Sequence[str]]) -> str:
+    """What the y axis says: the baseline too, where all pairs of (variant, baseline) have the same."""
+    bases = {base for _, base in pairs}
+    return f"Loss minus that of {bases.pop()}, nats" if len(bases) == 1 else "Loss difference, nats"
 
 
 def differences_figure(record: Record) -> Figure:
