@@ -15,6 +15,8 @@ from kvfold.errors import KvfoldError
 from kvfold.export import export
 from kvfold.export.layer import NORM_ERROR, neutral_norm
 from kvfold.lab import pretrain
+from kvfold.report.tables import show_export
+from kvfold.train import heal
 
 IDS = torch.randint(3, 27, (2, 20), generator=torch.Generator().manual_seed(5))
 
@@ -45,6 +47,7 @@ def test_stock_transformers_computes_the_same_and_caches_the_latent(rope, conver
     result = export(converted, tmp_path / "out")
     stock = check_same(converted, tmp_path / "out", tmp_path)
     assert stock["elements"] == result.cached_elements == result.source_elements
+    assert result.original_elements == 2 * result.cached_elements
     assert not result.padded
     assert not list(tmp_path.glob(".out*"))
 
@@ -70,10 +73,12 @@ def test_values_biases_come_out_in_the_output(convert, tmp_path):
     check_same(tmp_path / "biased", tmp_path / "out", tmp_path)
 
 
-def test_padding_and_another_eps_change_nothing(convert, tmp_path):
+def test_padding_and_another_eps_change_nothing(convert, tmp_path, capsys):
     converted = convert(head_dim=64, tie_word_embeddings=True, rms_norm_eps=1e-5)
     result = export(converted, tmp_path / "out", runtime="vllm")
     assert (result.cached_elements, result.padded) == (576, True)
+    show_export(result.to_dict())
+    assert "NOTHING GAINED" in capsys.readouterr().out
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert not config["tie_word_embeddings"]
     config["latent_eps_of_test"] = config["rms_norm_eps"]
@@ -97,6 +102,14 @@ def test_a_model_that_was_trained_with_latents_keeps_its_norms(text, tmp_path, m
         **shape,
     )
     export(tmp_path / "run" / "model", tmp_path / "out")
+    check_same(tmp_path / "run" / "model", tmp_path / "out", tmp_path)
+
+
+def test_a_healed_model_is_exported_like_any(convert, text, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    heal(convert(), tmp_path / "run", data=text, steps=3, batch=2, sequence_length=16)
+    result = export(tmp_path / "run" / "model", tmp_path / "out")
+    assert result.original_elements == 2 * result.cached_elements
     check_same(tmp_path / "run" / "model", tmp_path / "out", tmp_path)
 
 
@@ -154,6 +167,13 @@ def test_norms_that_a_runtime_computes_with_another_eps_are_refused(runtime, con
     assert "has norms of latents with eps 1e-06 and not 1e-05" in one_line(error)
 
 
+def test_fp16_is_refused_where_the_norm_must_do_nothing(convert, tmp_path, one_line):
+    with pytest.raises(KvfoldError) as error:
+        export(convert({"dtype": "float16"}), tmp_path / "out")
+    assert "is in float16" in one_line(error)
+    assert not (tmp_path / "out").exists()
+
+
 def test_frequencies_that_no_base_has_in_fp32_are_refused(convert, tmp_path, one_line):
     with pytest.raises(KvfoldError) as error:
         export(convert(), tmp_path / "out", runtime="vllm")
@@ -184,9 +204,36 @@ def test_a_target_refuses_what_it_cannot_express(name, one_line):
     assert expected in one_line(error)
 
 
+def test_a_damaged_account_of_the_conversion_is_told(convert, tmp_path, one_line):
+    converted = convert()
+    (converted / "kvfold.json").write_text("{}")
+    with pytest.raises(KvfoldError) as error:
+        export(converted, tmp_path / "out")
+    assert "kvfold.json is damaged" in one_line(error)
+
+
+FORMATS = {
+    "unknown": ({"format": "onnx"}, "out", "unknown format 'onnx'"),
+    "runtime": ({"format": "gguf", "runtime": "vllm"}, "out.gguf", "vLLM does not load the format gguf"),
+    "folder": ({"format": "gguf"}, "out", "llama.cpp loads a file that ends in .gguf, got"),
+    "file": ({"format": "deepseek"}, "out.gguf", "transformers loads a folder, got"),
+    "file for vLLM": ({"runtime": "vllm"}, "out.gguf", "vLLM loads a folder, got"),
+    "type of a folder": ({"type": "q8_0"}, "out", "a type is for GGUF files"),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_that_do_not_fit_are_refused(name, convert, tmp_path, one_line):
+    options, out, expected = FORMATS[name]
+    with pytest.raises(KvfoldError) as error:
+        export(convert(), tmp_path / out, **options)
+    assert expected in one_line(error)
+
+
 def test_the_command(convert, tmp_path, capsys):
     converted, out = convert(), tmp_path / "out"
-    assert cli.main(["export", str(converted), str(out)]) == 0
-    assert "cached elements" in capsys.readouterr().out
+    assert cli.main(["export", str(converted), str(out), "--format", "deepseek"]) == 0
+    printed = capsys.readouterr().out
+    assert "cached elements" in printed and "50.00 % of" in printed and "NOTHING GAINED" not in printed
     assert cli.main(["export", str(converted), str(out)]) == 2
     assert "exists" in capsys.readouterr().err

@@ -154,14 +154,29 @@ def run(options: Namespace, progress: Progress) -> Result:
 
     method = given_options(options, METHOD_OPTIONS)
     if options.dry_run:
-        return plan(options.model, **method).to_dict()
-    return convert(options.model, options.out, overwrite=options.overwrite, progress=progress, **method).to_dict()
+        result = plan(options.model, **method).to_dict()
+    else:
+        result = convert(options.model, options.out, overwrite=options.overwrite, progress=progress, **method).to_dict()
+    if options.target is None:
+        return result
+    return result | {"runtimes": _runtimes(result.get("plan", result)["layers"][0])}
+
+
+def _runtimes(layer: Result) -> list[Result]:
+    """What each runtime would cache of layers like this one, once they are exported."""
+    from kvfold.export import runtime_costs
+
+    widths = (layer["target"][key] for key in ("kv_lora_rank", "qk_rope_head_dim"))
+    return [cost.to_dict() for cost in runtime_costs(*widths, layer["elements_before"])]
 
 
 def show(result: Result) -> None:
+    from kvfold.report.runtime_tables import show_runtimes
     from kvfold.report.tables import show_conversion
 
     show_conversion(result)
+    if "runtimes" in result:
+        show_runtimes(result["runtimes"])
 
 
 COMMAND = Command(

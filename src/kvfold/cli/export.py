@@ -10,11 +10,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", type=str, help="folder of a conversion (convert --target deepseek)")
     parser.add_argument("out", metavar="OUT", type=str, help="the folder to write, for llama.cpp a .gguf file")
     parser.add_argument(
+        "--format",
+        type=str,
+        metavar="F",
+        help="deepseek (a folder) or gguf (a file for llama.cpp) (default: gguf where OUT ends in .gguf)",
+    )
+    parser.add_argument(
         "--runtime",
         type=str,
         metavar="NAME",
-        default="transformers",
-        help="transformers, llamacpp, vllm or sglang: what the export is for (default: transformers)",
+        help="transformers, llamacpp, vllm or sglang: what the export is for (default: llamacpp for gguf, else "
+        "transformers)",
     )
     parser.add_argument("--type", type=str, metavar="T", help="of weights in a .gguf: f32 (default), bf16, f16 or q8_0")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists, once the new one is whole")
@@ -26,6 +32,7 @@ def run(options: Namespace, progress: Progress) -> Result:
     return export(
         options.model,
         options.out,
+        format=options.format,
         runtime=options.runtime,
         type=options.type,
         overwrite=options.overwrite,
@@ -42,7 +49,7 @@ def show(result: Result) -> None:
 COMMAND = Command(
     name="export",
     summary="write a conversion in the form that stock runtimes load",
-    usage="MODEL OUT [--runtime NAME] [--type T] [--overwrite]",
+    usage="MODEL OUT [--format F] [--runtime NAME] [--type T] [--overwrite]",
     description=(
         "Write a latent model as a dense DeepSeek, which stock transformers, llama.cpp, vLLM and SGLang load without "
         "custom code and of which they cache the latent alone. Where a runtime takes only certain widths, the export "
@@ -51,7 +58,7 @@ COMMAND = Command(
     example=(
         "kvfold convert smollm2 smollm2-mla --cache-ratio 0.3125 --target deepseek\n"
         "kvfold export smollm2-mla smollm2-deepseek\n"
-        "kvfold export smollm2-mla smollm2-mla.gguf --runtime llamacpp --type q8_0"
+        "kvfold export smollm2-mla smollm2-mla.gguf --type q8_0"
     ),
     add_arguments=add_arguments,
     run=run,

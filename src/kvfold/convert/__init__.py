@@ -1,6 +1,6 @@
 """Turn grouped attention into latent attention, and prove what was done."""
 
-from kvfold.convert.card import UNTRAINED
+from kvfold.convert.card import CONVERSION_FILE, UNTRAINED
 from kvfold.convert.options import ConvertOptions
 from kvfold.convert.plan import Plan
 from kvfold.convert.profile import Profile, plan_per_layer
@@ -8,6 +8,7 @@ from kvfold.convert.run import Conversion, convert, plan, prepare, probe_ids, pr
 from kvfold.convert.sources import calibration_ids
 
 __all__ = [
+    "CONVERSION_FILE",
     "UNTRAINED",
     "Conversion",
     "ConvertOptions",

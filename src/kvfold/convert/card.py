@@ -15,6 +15,8 @@ from kvfold.modeling import KvfoldConfig, KvfoldForCausalLM, auto_map, write_stu
 if TYPE_CHECKING:
     from kvfold.convert.run import Conversion
 
+CONVERSION_FILE = "kvfold.json"
+"""Everything known of a conversion, beside its weights: `Conversion.to_dict`."""
 UNTRAINED = "It was not trained end to end after the conversion."
 
 
@@ -35,7 +37,7 @@ def write_description(folder: Path, checkpoint: Checkpoint, conversion: "Convers
     write_stub(folder)
     write_text(folder / "recipe.yaml", _recipe(conversion.options))
     write_json(
-        folder / "kvfold.json", results | {"kvfold": version("kvfold"), "transformers": transformers.__version__}
+        folder / CONVERSION_FILE, results | {"kvfold": version("kvfold"), "transformers": transformers.__version__}
     )
     write_text(folder / "README.md", model_card(plan, results))
 

@@ -12,16 +12,23 @@ from kvfold.export.runtimes import RUNTIMES
 from kvfold.progress import Progress, silent
 from kvfold.registry import lookup
 
+FORMATS = {"deepseek": "", "gguf": ".gguf"}
+"""Suffixes by name of what is written: a folder, or a file for llama.cpp."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """A finished export; elements are those that the runtime caches per token and layer."""
+    """A finished export; elements are cached per token and layer: in the runtime, by its model, by the original.
+
+    A model that was trained with latents has no original.
+    """
 
     out: Path
     source: str
     runtime: str
     cached_elements: int
     source_elements: int
+    original_elements: int | None
     padded: bool
     rope_theta: float
     type: str
@@ -34,7 +41,8 @@ def export(
     model: str | Path,
     out: str | Path,
     *,
-    runtime: str = "transformers",
+    format: str | None = None,
+    runtime: str | None = None,
     type: str | None = None,
     overwrite: bool = False,
     progress: Progress = silent,
@@ -44,7 +52,8 @@ def export(
     Args:
         model: folder of a converted (or trained) model with one latent and one rotary head per layer.
         out: what to write; whole or not there at all.
-        runtime: a name of `RUNTIMES`.
+        format: a name of `FORMATS` (default: `gguf` where `out` ends in .gguf, or the runtime's).
+        runtime: a name of `RUNTIMES` (default: `llamacpp` for GGUF, else `transformers`).
         type: of the weights in a GGUF file, a name of `TYPES` (default: f32).
         overwrite: replace an existing `out`.
         progress: called as `Progress` says.
@@ -53,7 +62,12 @@ def export(
         OptionError: the model has something that the runtime cannot express; the message says what.
         KvfoldError: the model or the output does not work.
     """
-    target, out = lookup(RUNTIMES, runtime, "runtime"), Path(out).expanduser()
+    out = Path(out).expanduser()
+    gguf = out.suffix == ".gguf" if format is None else lookup(FORMATS, format, "format") == ".gguf"
+    runtime = runtime or ("llamacpp" if gguf else "transformers")
+    target = lookup(RUNTIMES, runtime, "runtime")
+    if format is not None and gguf != target.gguf:
+        raise OptionError(f"{target.name} does not load the format {format}: leave one of the two out.")
     if type is not None and not target.gguf:
         raise OptionError(f"a type is for GGUF files, {target.name} has the dtype of the model: leave it out.")
     kind = type or "f32"
@@ -72,6 +86,7 @@ def export(
         runtime=runtime,
         cached_elements=source.cached_elements,
         source_elements=source.spec.cached_elements(),
+        original_elements=source.original_elements,
         padded=source.padded,
         rope_theta=source.theta,
         type=kind if target.gguf else str(source.checkpoint.dtype).removeprefix("torch."),

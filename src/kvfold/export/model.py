@@ -1,5 +1,6 @@
 """A latent model as a runtime wants it: checked against the runtime's constraints, and its tensors as DeepSeek's."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,8 @@ from transformers import PreTrainedConfig
 
 from kvfold.attention import LatentSpec
 from kvfold.checkpoint import Checkpoint, open_checkpoint
-from kvfold.errors import OptionError
+from kvfold.convert import CONVERSION_FILE
+from kvfold.errors import CheckpointError, OptionError
 from kvfold.export.layer import Widths, deepseek_layer
 from kvfold.export.runtimes import Runtime
 from kvfold.families import family_of, head_dim
@@ -44,6 +46,21 @@ class LatentModel:
     def cached_elements(self) -> int:
         """What the runtime caches per token and layer."""
         return self.widths.kv_lora_rank + self.widths.qk_rope_head_dim
+
+    @property
+    def original_elements(self) -> int | None:
+        """What the original cached per token and layer; None for a model that was trained with latents.
+
+        Raises:
+            CheckpointError: the conversion's own account is damaged.
+        """
+        file = self.checkpoint.path / CONVERSION_FILE
+        if not file.is_file():
+            return None
+        try:
+            return json.loads(file.read_text("utf-8"))["plan"]["layers"][0]["elements_before"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise CheckpointError(f"{file} is damaged: convert once more, or remove it.") from error
 
     @property
     def has_biases(self) -> bool:
@@ -142,13 +159,14 @@ def _check_base(config: KvfoldConfig, runtime: Runtime) -> None:
 
 def _widths(spec: LatentSpec, runtime: Runtime) -> Widths:
     """Those of the model, or the smallest allowed ones that hold them."""
-    own = (spec.kv_lora_rank, spec.qk_rope_head_dim)
-    fitting = [(rank, rope) for rank, rope in runtime.widths or (own,) if rank >= own[0] and rope >= own[1]]
-    if not fitting:
+    fitting = runtime.fitting(spec.kv_lora_rank, spec.qk_rope_head_dim)
+    if fitting is None:
         most = " or ".join(f"{rank} + {rope}" for rank, rope in runtime.widths)
-        raise OptionError(f"a latent of {own[0]} and {own[1]} rotary dims are more than {runtime.name} takes, {most}.")
-    rank, rope = min(fitting, key=sum)
-    return Widths(kv_lora_rank=rank, qk_rope_head_dim=rope)
+        raise OptionError(
+            f"a latent of {spec.kv_lora_rank} and {spec.qk_rope_head_dim} rotary dims are more than {runtime.name} "
+            f"takes, {most}."
+        )
+    return Widths(kv_lora_rank=fitting[0], qk_rope_head_dim=fitting[1])
 
 
 def _theta(checkpoint: Checkpoint, base: Any, widths: Widths) -> float:

@@ -25,6 +25,7 @@ class Runtime:
         module: what it is imported as.
         install: how to get it.
         gguf: whether it loads one GGUF file; the others load a folder.
+        step: on CPUs it is fast where the latent's width and the sum of both are multiples of this.
     """
 
     name: str
@@ -36,6 +37,13 @@ class Runtime:
     module: str
     install: str
     gguf: bool = False
+    step: int = 1
+
+    def fitting(self, kv_lora_rank: int, qk_rope_head_dim: int) -> tuple[int, int] | None:
+        """The smallest allowed widths that hold these; None if they are too wide."""
+        own = (kv_lora_rank, qk_rope_head_dim)
+        holding = [widths for widths in self.widths or (own,) if all(a >= b for a, b in zip(widths, own, strict=True))]
+        return min(holding, key=sum, default=None)
 
 
 RUNTIMES: dict[str, Runtime] = {
@@ -59,6 +67,8 @@ RUNTIMES: dict[str, Runtime] = {
         module="xllamacpp",
         install="pip install xllamacpp",
         gguf=True,
+        # ggml's fp16 kernels: a vector of AVX-512 times four; what is left over is computed one by one.
+        step=64,
     ),
     "vllm": Runtime(
         name="vLLM",

@@ -1,6 +1,6 @@
 """Tables about exports and the runtimes that they are for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -8,7 +8,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from kvfold.report.formats import number_text
-from kvfold.report.tables import plain_table, show_tables
+from kvfold.report.tables import plain_table, right, show_tables
 
 ROWS = {
     "prefill": "log-probabilities, prompt",
@@ -29,6 +29,17 @@ def show_diagnosis(result: Mapping[str, Any]) -> None:
     )
     title = f"{result['export']} beside {result['model']}: {'passed' if result['passed'] else 'FAILED'}"
     show_tables(title, *tables, note)
+
+
+def show_runtimes(costs: Sequence[Mapping[str, Any]]) -> None:
+    """Print what each runtime would cache of a conversion, see `RuntimeCost`."""
+    table = plain_table("runtime", right("elements"), right("%"), Column("", overflow="fold"))
+    for cost in costs:
+        there = cost["elements"] is not None
+        size = (number_text(cost["elements"]), f"{100 * cost['kept']:.2f}") if there else ("none", "")
+        table.add_row(cost["runtime"], *size, cost["advice"])
+    table.caption = "cached per token and layer once it is exported, % of the original's"
+    show_tables("\nIn the runtimes", table)
 
 
 def _runtime(checks: list[Mapping[str, Any]]) -> Table:

@@ -136,14 +136,19 @@ def show_comparison(result: Record) -> None:
 
 def show_export(result: Record) -> None:
     """Print what an export caches, and what the runtime's widths cost."""
+    cached, original = result["cached_elements"], result["original_elements"]
     facts = {
         "runtime": result["runtime"],
-        "cached elements": f"{result['cached_elements']} per token and layer",
+        "cached elements": f"{cached} per token and layer",
         "rope theta": result["rope_theta"],
         "weights": result["type"],
     }
     if result["padded"]:
         facts["padded"] = f"from {result['source_elements']} elements, which {result['runtime']} does not take"
+    if original is not None:
+        facts["of the original's"] = f"{100 * cached / original:.2f} % of {original}"
+        if cached >= original:
+            facts["NOTHING GAINED"] = f"{result['runtime']} caches no more of the original, which is better: serve that"
     show_tables(f"{result['source']} exported to {result['out']}", _facts(facts))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kvfold.checkpoint import open_checkpoint
-from kvfold.convert import UNTRAINED
+from kvfold.convert import CONVERSION_FILE, UNTRAINED
 from kvfold.modeling import load_model
 from kvfold.progress import Progress, silent
 from kvfold.train.model_folder import CARD_FILE
@@ -16,7 +16,7 @@ from kvfold.train.run import Start, TrainedRun, carry_out
 
 MOVED = {"all": "all weights", "attention": "the attention", "lora": "the attention, by low-rank updates"}
 
-KEPT_FILES = ("modeling_kvfold_stub.py", "recipe.yaml", "kvfold.json")
+KEPT_FILES = ("modeling_kvfold_stub.py", "recipe.yaml", CONVERSION_FILE)
 """What a folder takes over from the model that is healed, where it is there."""
 
 
