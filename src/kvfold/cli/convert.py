@@ -166,8 +166,9 @@ def _runtimes(layer: Result) -> list[Result]:
     """What each runtime would cache of layers like this one, once they are exported."""
     from kvfold.export import runtime_costs
 
-    widths = (layer["target"][key] for key in ("kv_lora_rank", "qk_rope_head_dim"))
-    return [cost.to_dict() for cost in runtime_costs(*widths, layer["elements_before"])]
+    target = layer["target"]
+    costs = runtime_costs(target["kv_lora_rank"], target["qk_rope_head_dim"], layer["elements_before"])
+    return [cost.to_dict() for cost in costs]
 
 
 def show(result: Result) -> None:
