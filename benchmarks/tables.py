@@ -262,6 +262,45 @@ def _mean_and_error(over_seeds: dict[str, Any], digits: str) -> str:
     return f"{over_seeds['mean']:{digits}} ± {over_seeds['standard_error']:.3f}"
 
 
+def runtimes() -> str:
+    """What the doctor found in each runtime."""
+    cells = []
+    for name, row in rows_of("runtimes").items():
+        for check in row.get("checks", ()):
+            cached = f"{check['cached_elements']:.0f} of {row['original_elements']}"
+            differences = (f"{check[kind]:.1e}" for kind in ("prefill", "decode"))
+            ids = "the same" if check["same_tokens"] else "others"
+            cells.append((f"{name} {check['version']}", f"`{check['settings']}`", *differences, cached, ids))
+    header = ("settings", "prompt", "decoding", "cached elements", "token ids")
+    return markdown(("log-probabilities, largest difference, nats", *header), cells)
+
+
+def gguf_perplexities() -> str:
+    found = {name: row["perplexity"] for name, row in rows_of("runtimes").items() if "perplexity" in row}
+    exact = found["perplexity in llama.cpp, f32"]
+    cells = [(name.rpartition(" ")[2], f"{value:.2f}", f"{value / exact:.4f}") for name, value in found.items()]
+    return markdown(("type of weights", "perplexity in llama.cpp", "over f32"), cells)
+
+
+def llamacpp_speeds() -> str:
+    return markdown(
+        ("SmolLM2 in llama.cpp", "model", "speed, over the original", "range", "cache bytes", "peak memory"),
+        [
+            (
+                depth,
+                name,
+                f"{row['speed_ratio']:.2f}",
+                "{:.2f} to {:.2f}".format(*row["range"]),
+                f"{row['cache_ratio']:.3f}",
+                f"{row['peak_memory_ratio']:.2f}",
+            )
+            for depth, models in rows_of("llamacpp_speed").items()
+            for name, row in models.items()
+            if name != "original"
+        ],
+    )
+
+
 def big() -> str:
     cells = []
     for name, row in rows_of("big_checkpoint").items():
@@ -302,6 +341,9 @@ TABLES = (
     double_heads,
     partial(lab_variants, "lab_double_heads"),
     partial(lab_variants, "lab_tiny"),
+    runtimes,
+    gguf_perplexities,
+    llamacpp_speeds,
     big,
     promises,
 )
