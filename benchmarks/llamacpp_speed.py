@@ -8,10 +8,9 @@ ratio is of runs that follow each other; every run is a process of its own. Writ
 
 import argparse
 import json
-import os
 import re
 import subprocess
-import tempfile
+import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,6 +52,7 @@ def main() -> None:
     results = ResultFile(arguments.out, model="smollm2", type=TYPE, new_tokens=NEW, rounds=arguments.rounds)
     for depth in DEPTHS:
         results.row(f"{depth} cached tokens", lambda at=depth: compare(arguments, files, at))
+    results.row("memory", lambda: compare_memory(arguments.llama_cpp / "llama-bench", files))
 
 
 def converted(name: str, work: Path) -> Path:
@@ -72,32 +72,51 @@ def compare(arguments: argparse.Namespace, files: dict[str, Path], depth: int) -
             runs[name].append(decode(bench, path, depth))
     rows = {}
     for name, measured in runs.items():
-        pairs = list(zip(measured, runs["original"], strict=True))
+        pairs = zip(measured, runs["original"], strict=True)
         speed = sorted(run["tokens_per_second"] / base["tokens_per_second"] for run, base in pairs)
-        memory = median(run["peak_memory_bytes"] / base["peak_memory_bytes"] for run, base in pairs)
         rows[name] = {
             "tokens_per_second": [run["tokens_per_second"] for run in measured],
             "speed_ratio": median(speed),
             "range": [speed[0], speed[-1]],
             "cache_bytes": measured[0]["cache_bytes"],
             "cache_ratio": measured[0]["cache_bytes"] / runs["original"][0]["cache_bytes"],
-            "peak_memory_bytes": median(run["peak_memory_bytes"] for run in measured),
-            "peak_memory_ratio": memory,
         }
     return rows
 
 
+def compare_memory(bench: Path, files: dict[str, Path]) -> dict[str, Any]:
+    """Of each model the peak memory of the whole process, weights and all, and its ratio to the original's."""
+    peaks = {}
+    for depth in DEPTHS:
+        found = {name: decode(bench, path, depth)["peak_memory_bytes"] for name, path in files.items()}
+        peaks[f"{depth} cached tokens"] = {
+            name: {"peak_memory_bytes": peak, "peak_memory_ratio": peak / found["original"]}
+            for name, peak in found.items()
+        }
+    return peaks
+
+
+# A child's peak is at least what its parent held when it was forked: so the parent is small.
+SMALL_PARENT = """
+import resource, subprocess, sys
+done = subprocess.run(sys.argv[1:], stdout=sys.stdout, stderr=sys.stderr)
+print("PEAK", 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)
+sys.exit(done.returncode)
+"""
+
+
 def decode(bench: Path, path: Path, depth: int) -> dict[str, float]:
     command = [bench, "-m", path, "-p", 0, "-n", NEW, "-d", depth, "-r", 1, "-o", "json", "-v"]
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+", errors="replace") as log:
-        process = subprocess.Popen(list(map(str, command)), stdout=out, stderr=log)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        out.seek(0), log.seek(0)
-        assert process.returncode == 0, log.read()[-500:]
-        (row,), sizes = json.loads(out.read()), re.findall(r"llama_kv_cache: size = +([\d.]+) MiB", log.read())
-    peak = usage.ru_maxrss * 1024
-    return {"tokens_per_second": row["avg_ts"], "cache_bytes": float(sizes[-1]) * 2**20, "peak_memory_bytes": peak}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", SMALL_PARENT, *map(str, command)], capture_output=True, text=True, errors="replace"
+    )
+    assert done.returncode == 0, done.stderr[-500:]
+    (row,), sizes = json.loads(done.stdout), re.findall(r"llama_kv_cache: size = +([\d.]+) MiB", done.stderr)
+    return {
+        "tokens_per_second": row["avg_ts"],
+        "cache_bytes": float(sizes[-1]) * 2**20,
+        "peak_memory_bytes": int(done.stderr.rsplit("PEAK", 1)[1]),
+    }
 
 
 if __name__ == "__main__":

@@ -283,6 +283,8 @@ def gguf_perplexities() -> str:
 
 
 def llamacpp_speeds() -> str:
+    rows = rows_of("llamacpp_speed")
+    memory = rows.pop("memory")
     return markdown(
         ("SmolLM2 in llama.cpp", "model", "speed, over the original", "range", "cache bytes", "peak memory"),
         [
@@ -292,9 +294,9 @@ def llamacpp_speeds() -> str:
                 f"{row['speed_ratio']:.2f}",
                 "{:.2f} to {:.2f}".format(*row["range"]),
                 f"{row['cache_ratio']:.3f}",
-                f"{row['peak_memory_ratio']:.2f}",
+                f"{memory[depth][name]['peak_memory_ratio']:.2f}",
             )
-            for depth, models in rows_of("llamacpp_speed").items()
+            for depth, models in rows.items()
             for name, row in models.items()
             if name != "original"
         ],

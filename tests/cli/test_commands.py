@@ -96,7 +96,7 @@ def test_help_tells_the_defaults_in_force():
 def test_export(record, capsys):
     calls = record("kvfold.export", "export", result(runtime="llamacpp"))
     printed_json(capsys, "export", "m", "out.gguf", "--runtime", "llamacpp", "--type", "q8_0")
-    options = {"format": None, "runtime": "llamacpp", "type": "q8_0", "overwrite": False}
+    options = {"format": None, "runtime": "llamacpp", "type": "q8_0", "approximate": False, "overwrite": False}
     assert calls == [(("m", "out.gguf"), options)]
 
 

@@ -10,11 +10,13 @@ import torch
 
 import kvfold
 from kvfold.cli import main as cli
-from kvfold.convert import ConvertOptions
+from kvfold.convert import ConvertOptions, probe_ids
 from kvfold.errors import KvfoldError
-from kvfold.export import export
+from kvfold.export import RUNTIMES, export
+from kvfold.export.approximate import LENGTH, constant_direction, fold_bias, fold_biases
 from kvfold.export.layer import NORM_ERROR, neutral_norm
 from kvfold.lab import pretrain
+from kvfold.progress import silent
 from kvfold.report.tables import show_export
 from kvfold.train import heal
 
@@ -133,7 +135,11 @@ REFUSALS = {
         {},
         "layer 0 has 2 rotary heads, which transformers cannot express.",
     ),
-    "bias": ({}, {"kind": "qwen2"}, "layer 0 has biases of queries, which transformers cannot express."),
+    "bias": (
+        {},
+        {"kind": "qwen2"},
+        "biases of queries, which transformers cannot express; --approximate folds",
+    ),
     "window": ({}, {"kind": "mistral", "sliding_window": 8}, "the model has sliding windows"),
     "scaled": (
         {},
@@ -165,6 +171,40 @@ def test_norms_that_a_runtime_computes_with_another_eps_are_refused(runtime, con
     with pytest.raises(KvfoldError) as error:
         export(tmp_path / "normed", out, runtime=runtime)
     assert "has norms of latents with eps 1e-06 and not 1e-05" in one_line(error)
+
+
+@pytest.mark.parametrize("runtime", ["transformers", "sglang"])
+def test_biases_are_folded_into_the_weights_if_asked(runtime, convert, tmp_path, capsys):
+    """The export is the model with its biases folded, and the loss that is told is that of it."""
+    converted = convert(kind="qwen2", rms_norm_eps=1e-6)
+    result = export(converted, tmp_path / "out", runtime=runtime, approximate=True)
+    assert result.losses is not None
+    fold_biases(converted, tmp_path / "folded", RUNTIMES[runtime], silent)
+    check_same(tmp_path / "folded", tmp_path / "out", tmp_path)
+    folded, tokenizer = kvfold.load_model(tmp_path / "folded")
+    probes = probe_ids(tokenizer, LENGTH)
+    with torch.no_grad():
+        assert float(folded(probes, labels=probes).loss) == pytest.approx(result.losses["approximate"], abs=1e-4)
+    assert result.original_elements == 2 * result.cached_elements
+    show_export(result.to_dict())
+    assert "approximated:" in capsys.readouterr().out
+
+
+def test_a_bias_is_exact_on_inputs_with_a_constant_direction():
+    generator = torch.Generator().manual_seed(1)
+    linear, x = torch.nn.Linear(8, 5), torch.randn(400, 8, generator=generator)
+    x[:, 3] = 7.0
+    expected = linear(x)
+    fold_bias(linear, constant_direction(x))
+    assert linear.bias is None
+    torch.testing.assert_close(linear(x), expected, rtol=0, atol=0.01)
+
+
+def test_only_conversions_are_approximated(save_tiny, tmp_path, one_line):
+    with pytest.raises(KvfoldError) as error:
+        export(save_tiny("original"), tmp_path / "out", approximate=True)
+    assert "is not converted" in one_line(error)
+    assert not (tmp_path / "out").exists()
 
 
 def test_fp16_is_refused_where_the_norm_must_do_nothing(convert, tmp_path, one_line):

@@ -23,6 +23,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "transformers)",
     )
     parser.add_argument("--type", type=str, metavar="T", help="of weights in a .gguf: f32 (default), bf16, f16 or q8_0")
+    parser.add_argument(
+        "--approximate",
+        action="store_true",
+        help="fold biases that the runtime has no slot for into the weights, nearly the same; the loss is told",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists, once the new one is whole")
 
 
@@ -35,6 +40,7 @@ def run(options: Namespace, progress: Progress) -> Result:
         format=options.format,
         runtime=options.runtime,
         type=options.type,
+        approximate=options.approximate,
         overwrite=options.overwrite,
         progress=progress,
     ).to_dict()
@@ -49,7 +55,7 @@ def show(result: Result) -> None:
 COMMAND = Command(
     name="export",
     summary="write a conversion in the form that stock runtimes load",
-    usage="MODEL OUT [--format F] [--runtime NAME] [--type T] [--overwrite]",
+    usage="MODEL OUT [--format F] [--runtime NAME] [--type T] [--approximate] [--overwrite]",
     description=(
         "Write a latent model as a dense DeepSeek, which stock transformers, llama.cpp, vLLM and SGLang load without "
         "custom code and of which they cache the latent alone. Where a runtime takes only certain widths, the export "

@@ -1,13 +1,16 @@
 """Write a latent model for a runtime."""
 
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kvfold.checkpoint import open_checkpoint
 from kvfold.errors import OptionError, OutputError
+from kvfold.export.approximate import fold_biases
 from kvfold.export.deepseek import check_dtype, write_deepseek
 from kvfold.export.gguf_file import TYPES, write_gguf
-from kvfold.export.model import latent_model
+from kvfold.export.model import latent_model, original_elements
 from kvfold.export.runtimes import RUNTIMES
 from kvfold.progress import Progress, silent
 from kvfold.registry import lookup
@@ -20,7 +23,8 @@ FORMATS = {"deepseek": "", "gguf": ".gguf"}
 class Export:
     """A finished export; elements are cached per token and layer: in the runtime, by its model, by the original.
 
-    A model that was trained with latents has no original.
+    A model that was trained with latents has no original. `losses` are there where biases were approximated: nats per
+    token of the model, `exact`, and of what was exported, `approximate`.
     """
 
     out: Path
@@ -32,6 +36,7 @@ class Export:
     padded: bool
     rope_theta: float
     type: str
+    losses: dict[str, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"out": str(self.out)}
@@ -44,6 +49,7 @@ def export(
     format: str | None = None,
     runtime: str | None = None,
     type: str | None = None,
+    approximate: bool = False,
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Export:
@@ -55,6 +61,7 @@ def export(
         format: a name of `FORMATS` (default: `gguf` where `out` ends in .gguf, or the runtime's).
         runtime: a name of `RUNTIMES` (default: `llamacpp` for GGUF, else `transformers`).
         type: of the weights in a GGUF file, a name of `TYPES` (default: f32).
+        approximate: fold the biases that the runtime has no slot for into the weights, see `fold_biases`.
         overwrite: replace an existing `out`.
         progress: called as `Progress` says.
 
@@ -77,22 +84,25 @@ def export(
         raise OptionError(f"{target.name} loads {wanted}, got {out}: name one.")
     if target.gguf and out.exists() and not overwrite:
         raise OutputError(f"{out} exists; give another name, or overwrite it with --overwrite.")
-    source = latent_model(model, target)
-    if not target.gguf:
-        check_dtype(source)
-    finished = Export(
-        out=out,
-        source=str(model),
-        runtime=runtime,
-        cached_elements=source.cached_elements,
-        source_elements=source.spec.cached_elements(),
-        original_elements=source.original_elements,
-        padded=source.padded,
-        rope_theta=source.theta,
-        type=kind if target.gguf else str(source.checkpoint.dtype).removeprefix("torch."),
-    )
-    if target.gguf:
-        write_gguf(source, out, kind, finished.to_dict(), progress)
-    else:
-        write_deepseek(source, out, finished.to_dict(), overwrite=overwrite, progress=progress)
+    with tempfile.TemporaryDirectory() as place:
+        losses = fold_biases(model, Path(place), target, progress) if approximate else None
+        source = latent_model(place if approximate else model, target)
+        if not target.gguf:
+            check_dtype(source)
+        finished = Export(
+            out=out,
+            source=str(model),
+            runtime=runtime,
+            cached_elements=source.cached_elements,
+            source_elements=source.spec.cached_elements(),
+            original_elements=original_elements(open_checkpoint(model).path),
+            padded=source.padded,
+            rope_theta=source.theta,
+            type=kind if target.gguf else str(source.checkpoint.dtype).removeprefix("torch."),
+            losses=losses,
+        )
+        if target.gguf:
+            write_gguf(source, out, kind, finished.to_dict(), progress)
+        else:
+            write_deepseek(source, out, finished.to_dict(), overwrite=overwrite, progress=progress)
     return finished

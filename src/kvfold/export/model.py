@@ -48,21 +48,6 @@ class LatentModel:
         return self.widths.kv_lora_rank + self.widths.qk_rope_head_dim
 
     @property
-    def original_elements(self) -> int | None:
-        """What the original cached per token and layer; None for a model that was trained with latents.
-
-        Raises:
-            CheckpointError: the conversion's own account is damaged.
-        """
-        file = self.checkpoint.path / CONVERSION_FILE
-        if not file.is_file():
-            return None
-        try:
-            return json.loads(file.read_text("utf-8"))["plan"]["layers"][0]["elements_before"]
-        except (ValueError, LookupError, TypeError) as error:
-            raise CheckpointError(f"{file} is damaged: convert once more, or remove it.") from error
-
-    @property
     def has_biases(self) -> bool:
         return _has_biases(self.spec)
 
@@ -111,12 +96,27 @@ def latent_model(model: str | Path, runtime: Runtime) -> LatentModel:
     )
 
 
+def original_elements(folder: Path) -> int | None:
+    """What the original of a conversion cached per token and layer; None for a model that was trained with latents.
+
+    Raises:
+        CheckpointError: the conversion's own account is damaged.
+    """
+    file = folder / CONVERSION_FILE
+    if not file.is_file():
+        return None
+    try:
+        return json.loads(file.read_text("utf-8"))["plan"]["layers"][0]["elements_before"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise CheckpointError(f"{file} is damaged: convert once more, or remove it.") from error
+
+
 def _spec(config: KvfoldConfig, runtime: Runtime) -> LatentSpec:
     """That of every layer."""
     specs = config.specs()
     for index, spec in enumerate(specs):
         if problem := _problem(spec, runtime.latent_norm_eps or config.base.rms_norm_eps, runtime):
-            raise OptionError(f"layer {index} {problem}, which {runtime.name} cannot express.")
+            raise OptionError(f"layer {index} {problem}, which {runtime.name} cannot express{_way_out(spec, runtime)}.")
     if any(spec != specs[0] for spec in specs):
         raise OptionError(
             "the layers differ in their ranks, of which a DeepSeek config has one: convert without per_layer."
@@ -140,6 +140,12 @@ def _problem(spec: Any, eps: float, runtime: Runtime) -> str | None:
         f"has norms of latents with eps {spec.norm_eps:g} and not {eps:g}": norms and spec.norm_eps != eps,
     }
     return next((problem for problem, there in checks.items() if there), None)
+
+
+def _way_out(spec: Any, runtime: Runtime) -> str:
+    """What may be done about the biases of a conversion."""
+    biased = isinstance(spec, LatentSpec) and (spec.query_bias or (_has_biases(spec) and not runtime.biases))
+    return "; --approximate folds biases into the weights, and tells the loss" if biased else ""
 
 
 def _has_biases(spec: LatentSpec) -> bool:

@@ -145,6 +145,9 @@ def show_export(result: Record) -> None:
     }
     if result["padded"]:
         facts["padded"] = f"from {result['source_elements']} elements, which {result['runtime']} does not take"
+    if result["losses"] is not None:
+        exact, approximate = (result["losses"][kind] for kind in ("exact", "approximate"))
+        facts["biases"] = f"approximated: {approximate:.4f} nats per token instead of {exact:.4f}"
     if original is not None:
         facts["of the original's"] = f"{100 * cached / original:.2f} % of {original}"
         if cached >= original:
