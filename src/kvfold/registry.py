@@ -15,8 +15,8 @@ def lookup(table: Mapping[str, T], name: str, kind: str) -> T:
     Raises:
         UnknownNameError: `name` is not in `table`. The message lists the known names and suggests the nearest.
     """
-    if name in table:
+    if isinstance(name, str) and name in table:
         return table[name]
-    near = difflib.get_close_matches(name, table, n=1)
+    near = difflib.get_close_matches(str(name), table, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise UnknownNameError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(table)}.")

@@ -99,7 +99,7 @@ def test_inspection_of_original_and_converted(llama, tmp_path):
     assert (before.cached_elements_per_token, before.cached_bytes_per_token) == (64, 256)
     convert(folder, tmp_path / "out", layout="per_head", qk_rope_head_dim=2, d_kv=4, rope="high", calibration_tokens=0)
     after = inspect_model(tmp_path / "out")
-    assert not after.convertible and "converted already" in after.reason
+    assert not after.convertible and "converted or trained so" in after.reason
     assert [layer.attention for layer in after.layers] == ["MLA", "MLA"]
     assert after.cached_elements_per_token == 2 * (2 * 2 + 2 * 4)
     assert after.to_dict()["layers"][1]["cached_elements"] == 12

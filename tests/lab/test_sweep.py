@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -104,6 +105,30 @@ def test_a_folder_holds_one_sweep(write, tmp_path, one_line):
     assert "holds the runs of another recipe" in one_line(error)
 
 
+def test_a_recipe_that_never_began_can_be_mended(write, tmp_path):
+    out, missing = tmp_path / "sweep", TRAIN | {"data": ["nothing.txt"]}
+    with pytest.raises(KvfoldError):
+        ablate(write(train=missing), out, only=["MHA/seed-0"])
+    ablate(write("mended.yaml"), out, only=["MHA/seed-0"])
+    assert losses(out, "MHA/seed-0")
+
+
+def test_a_worker_ends_with_its_parent(tmp_path):
+    child = "import os; from kvfold.lab.ablate import _end_with; print('up', flush=True); _end_with(os.getppid())"
+    script = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]); print(p.pid); p.wait()"
+    parent = subprocess.Popen([sys.executable, "-u", "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    told = {parent.stdout.readline().strip(), parent.stdout.readline().strip()}
+    (pid,) = (int(line) for line in told if line.isdecimal())
+    parent.kill()
+    parent.wait()
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1][:3]:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the worker goes on")
+
+
 def test_one_command_a_run(write, tmp_path):
     lines = commands(write(), tmp_path / "out")
     assert len(lines) == 6 and lines[0].endswith("--only MHA/seed-0") and lines[-1].endswith("'GQA 2/seed-1'")
@@ -113,9 +138,23 @@ MISTAKES = {
     "entry": ({"sedes": [1]}, "unknown entry of a sweep 'sedes'. Did you mean 'seeds'?"),
     "no variants": ({"variants": {}}, "the recipe has no variants"),
     "variant": ({"variants": {"a": {"attention": "mha", "head": 3}}}, "variant a: unknown option of a model 'head'"),
-    "name": ({"variants": {"a/b": {"attention": "mha"}}}, "'a/b' cannot be the name of a folder"),
+    "name": ({"variants": {"a/b": {"attention": "mha"}}}, "'a/b' cannot name a folder"),
+    "dots": ({"variants": {"..": {"attention": "mha"}}}, "'..' cannot name a folder"),
+    "long": ({"variants": {"a" * 300: {"attention": "mha"}}}, "cannot name a folder"),
     "form": ({"variants": {"a": "mha"}}, "the variant a must hold entries like attention: gqa, got 'mha'."),
     "reference": ({"match": {"multiple_of": 2}}, "match has no reference: name one of MHA, GLA-2, GQA 2."),
+    "no text": ({"match": {"reference": ["MHA"]}}, "unknown reference ['MHA']"),
+    "number": ({5: 1}, "unknown entry of a sweep 5"),
+    "data": ({"train": {"data": 5}}, "data must be a text or a list of texts, got 5."),
+    "weights": ({"train": {"data": ["a"], "data_weights": ["x"]}}, "data_weights must be a list of numbers"),
+    "heads": ({"variants": {"a": {"attention": "mha", "num_attention_heads": 3}}}, "hidden_size must be a multiple of"),
+    "std": (
+        {"variants": {"a": {"attention": "mha", "init_std": 2.0}}},
+        "init_std must be a number above 0 and up to 1",
+    ),
+    "huge": ({"train": {"data": ["a"], "steps": 10**12}}, "are more than 200,000,000 sequences"),
+    "colour": ({"colours": {"MHA": "mauve"}}, "unknown colour 'mauve'"),
+    "coloured": ({"colours": {"MQA": "blue"}}, "unknown variant or difference to colour 'MQA'"),
     "who": ({"match": {"reference": "MQA"}}, "unknown reference 'MQA'"),
     "off": ({"match": {"reference": "MHA", "multiple_of": 64}}, "cannot be matched by intermediate_size"),
     "step": ({"match": {"reference": "MHA", "multiple_of": "8"}}, "multiple_of must be a whole number"),
@@ -141,7 +180,13 @@ def test_recipes_that_cannot_be(name, write, one_line):
 def test_files_that_are_no_recipes(tmp_path, one_line):
     (tmp_path / "list.yaml").write_text("- a\n")
     (tmp_path / "broken.yaml").write_text("a: [\n")
-    for name, expected in (("gone.yaml", "cannot read"), ("list.yaml", "must hold"), ("broken.yaml", "cannot read")):
+    (tmp_path / "twice.yaml").write_text("seeds: [0]\nseeds: [1]\n")
+    for name, expected in (
+        ("gone.yaml", "cannot read"),
+        ("list.yaml", "must hold"),
+        ("broken.yaml", "cannot read"),
+        ("twice.yaml", "'seeds' is there twice"),
+    ):
         with pytest.raises(KvfoldError) as error:
             read_sweep(tmp_path / name)
         assert expected in one_line(error)

@@ -335,3 +335,55 @@ def test_a_damaged_checkpoint_is_not_gone_on_from(name, converted, options, tmp_
     if file.startswith("checkpoint"):
         shutil.rmtree(run / "checkpoint-6")
         assert heal(converted, run, resume=True, **options).resumed_from == 3
+
+
+def test_a_run_that_was_killed_while_it_stopped_early_goes_on(original, options, other_text, tmp_path):
+    """Its last measurement is beyond its last checkpoint."""
+    stopping = {"save_steps": 1, "held_out": other_text, "held_out_steps": 1, "patience": 1, "learning_rate": 5.0}
+    result = heal(original, tmp_path / "run", **options | stopping)
+    assert result.stopped is not None and 1 < result.steps < 8
+    expected = weights_of(tmp_path / "run" / "model")
+    shutil.rmtree(tmp_path / "run" / "model")
+    shutil.rmtree(tmp_path / "run" / f"checkpoint-{result.steps}")
+    again = heal(original, tmp_path / "run", **options | stopping, resume=True)
+    assert (again.steps, again.resumed_from) == (result.steps, result.steps - 1)
+    for name, weight in weights_of(tmp_path / "run" / "model").items():
+        assert torch.equal(weight, expected[name])
+
+
+@pytest.mark.parametrize("what", ["data", "teacher"])
+def test_other_content_under_the_same_name_is_refused_on_resume(what, original, options, save_tiny, tmp_path, one_line):
+    teacher = save_tiny("teacher")
+    with pytest.raises(Killed):
+        heal(original, tmp_path / "run", **options, teacher=str(teacher), progress=killed_at(4))
+    if what == "data":
+        path = Path(options["data"][0])
+        path.write_text(path.read_text()[::-1])
+    else:
+        network, _ = kvfold.load_model(teacher)
+        network.lm_head.weight.data *= 2
+        network.save_pretrained(teacher)
+    with pytest.raises(KvfoldError) as error:
+        heal(original, tmp_path / "run", **options, teacher=str(teacher), resume=True)
+    assert "is not what the run in" in one_line(error)
+
+
+def test_a_folder_in_which_a_process_died_at_once_can_be_used(original, options, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".run.json.partial-1").touch()
+    assert heal(original, tmp_path / "run", **options, resume=True).steps == 8
+
+
+def test_a_damaged_result_or_curve_is_told(original, options, tmp_path, one_line):
+    run = tmp_path / "run"
+    heal(original, run, **options)
+    (run / "result.json").write_text("{}")
+    with pytest.raises(KvfoldError) as error:
+        heal(original, run, **options, resume=True)
+    assert "result.json is damaged" in one_line(error)
+    for row in ("5", "{}", '{"step": 9, "tokens": 1, "loss": NaN}'):
+        with (run / "curve.jsonl").open("a") as curve:
+            curve.write(row + "\n")
+        with pytest.raises(KvfoldError) as error:
+            read_curve(run)
+        assert "line 9 of the curve" in one_line(error)

@@ -224,7 +224,9 @@ def refuse_other_content(folder: Path, marker: str) -> None:
     Raises:
         OutputError: there is such a folder.
     """
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).is_file():
+    partial = f".{marker}.partial-"  # of a process that was killed before anything else was there
+    content = [path for path in folder.iterdir() if not path.name.startswith(partial)] if folder.is_dir() else []
+    if content and not (folder / marker).is_file():
         raise OutputError(f"{folder} holds something else (it has no {marker}); give another folder")
 
 

@@ -37,6 +37,8 @@ def run_sweep(options: Namespace) -> Result:
         )
     paths = [str(Path(path).expanduser()) for path in options.out or [DEFAULT_FILE]]
     title, share = options.title or sweep.title, SMOOTH if options.smooth is None else options.smooth
+    if not 0 <= share <= 1:
+        raise OptionError(f"--smooth must be between 0 and 1, got {share}.")
     if options.losses:
         panels = [{"title": title, "curves": curves}]
         draw_losses({"panels": panels, "axis": options.x, "label": "Loss", "smooth": share, "log": options.log}, paths)

@@ -73,6 +73,8 @@ def continue_prompt(
     return continuation
 
 
+LEAST_TEMPERATURE = 0.01
+"""Below it sampling overflows."""
 GREEDY: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
 """The sampling settings that many checkpoints carry are unset, or transformers warns that they have no effect."""
 
@@ -82,8 +84,8 @@ def _check(prompt: str, max_new_tokens: int, temperature: float, seed: int) -> N
         raise OptionError("the prompt is empty: give some text to continue.")
     if max_new_tokens < 1:
         raise OptionError(f"max_new_tokens must be at least 1, not {max_new_tokens}.")
-    if temperature < 0:
-        raise OptionError(f"temperature must be 0 or above, not {temperature}.")
+    if temperature < 0 or 0 < temperature < LEAST_TEMPERATURE:
+        raise OptionError(f"temperature must be 0, or {LEAST_TEMPERATURE} or above, not {temperature}.")
     if not 0 <= seed < 2**32:
         raise OptionError(f"seed must be between 0 and {2**32 - 1}, not {seed}.")
 

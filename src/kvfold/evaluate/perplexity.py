@@ -58,12 +58,17 @@ def perplexity(
         progress: called as `progress(windows done, windows in all)`.
 
     Raises:
-        OptionError: context below 2, or windows or batch below 1.
+        OptionError: context below 2 or beyond the positions of the model, or windows or batch below 1.
         TextError: the text does not fill `windows` windows, or not even one.
     """
     for name, value, least in (("context", context, 2), ("windows", windows, 1), ("batch", batch, 1)):
         if value is not None and value < least:
             raise OptionError(f"{name} must be at least {least}, not {value}.")
+    positions = getattr(model.config, "max_position_embeddings", context)
+    if context > positions:
+        raise OptionError(
+            f"context is {context}, the model has {positions} positions: give --context {positions} or less."
+        )
     available = len(token_ids) // context
     count = available if windows is None else windows
     if available < max(count, 1):

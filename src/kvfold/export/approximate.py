@@ -44,7 +44,8 @@ def fold_biases(model: str | Path, folder: Path, runtime: Runtime, progress: Pro
     specs = checkpoint.config.specs()
     if any(not isinstance(spec, LatentSpec) or spec.latent_norm or spec.q_lora_rank is not None for spec in specs):
         raise OptionError("only biases of conversions can be approximated; the model was trained with other attention.")
-    network, tokenizer = load_model(model, dtype=torch.float32)
+    loaded: Any = load_model(model, dtype=torch.float32)
+    network, tokenizer = loaded
     probes = probe_ids(tokenizer, LENGTH)
     ids = token_ids(tokenizer, read_text(CALIBRATION)[: 32 * WINDOWS * LENGTH], minimum=1)
     ids = ids[: max(len(ids) // LENGTH, 1) * LENGTH][: WINDOWS * LENGTH].view(-1, min(LENGTH, len(ids)))
@@ -60,7 +61,8 @@ def fold_biases(model: str | Path, folder: Path, runtime: Runtime, progress: Pro
             fold_bias(layer.get_submodule(name), latent if name == "v_b_proj" else hidden)
     found = {"exact": exact, "approximate": _loss(network, probes)}
     network.config.attention = [spec | {BIASES[name]: False for name in names} for spec in network.config.attention]
-    network.to(checkpoint.dtype).save_pretrained(folder)
+    network.to(dtype=checkpoint.dtype)
+    network.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     progress("folding biases", 1, 1)
     return found
@@ -74,8 +76,8 @@ def constant_direction(x: Float[Tensor, "T D"]) -> Float[Tensor, " D"]:
     return torch.linalg.solve(gram, x.mean(0))
 
 
-def fold_bias(linear: nn.Linear, direction: Float[Tensor, " D"]) -> None:
-    """Move a bias, if there is one, into the weight."""
+def fold_bias(linear: Any, direction: Float[Tensor, " D"]) -> None:
+    """Move the bias of an `nn.Linear`, if there is one, into the weight."""
     if linear.bias is not None:
         linear.weight.data += torch.outer(linear.bias.data.double(), direction).to(linear.weight.dtype)
         linear.bias = None

@@ -96,7 +96,7 @@ MISSING_FEATURES: dict[str, str] = {
     "gemma3_text": "QK-norm and two rotary bases",
     "gpt2": "no rotary positions (its positions are learned embeddings)",
     "gpt_neox": "partial rotary heads and a fused query/key/value projection",
-    "kvfold": "it is converted already; convert the original instead",
+    "kvfold": "its attention is kvfold's, converted or trained so; convert an original instead",
     "mixtral": "no family record yet (its experts need none, its tests do)",
     "olmo2": "QK-norm",
     "opt": "no rotary positions (its positions are learned embeddings)",

@@ -1,17 +1,23 @@
 """Carry out a sweep: every run that is not finished yet, one after the other or several at a time."""
 
+import os
 import shlex
+import signal
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from kvfold.checkpoint import reason, write_json, write_text
-from kvfold.errors import OptionError, OutputError
+from kvfold.errors import KvfoldError, OptionError, OutputError, TrainingError
 from kvfold.lab.pretrain import pretrain_recipe
 from kvfold.lab.summary import summarise
 from kvfold.lab.sweep import Cell, read_sweep
@@ -19,7 +25,8 @@ from kvfold.progress import Progress, silent
 from kvfold.provenance import provenance
 from kvfold.registry import lookup
 from kvfold.train.curve import last_row
-from kvfold.train.run import MODEL_FOLDER
+from kvfold.train.run import is_finished
+from kvfold.train.run_folder import RUN_FILE
 
 RECIPE_FILE, SUMMARY_FILE = "sweep.yaml", "summary.json"
 POLL_SECONDS = 2.0
@@ -42,7 +49,7 @@ def ablate(
     Args:
         recipe: YAML, see `sweep_from_dict`.
         only: names of the runs to make, `VARIANT/seed-SEED`; empty makes all.
-        workers: runs at a time, each in a process of its own with its share of the cores.
+        workers: runs at a time, each in a process of its own with its share of the cores; an interrupt ends them.
         progress: called as `Progress` says, a stage for every run.
 
     Returns:
@@ -57,7 +64,7 @@ def ablate(
     if workers < 1:
         raise OptionError(f"workers must be 1 or more, got {workers}.")
     keep_recipe(Path(recipe), out)
-    waiting = [cell for cell in chosen if not (out / cell.name / MODEL_FOLDER).exists()]
+    waiting = [cell for cell in chosen if not is_finished(out / cell.name)]
     finished = len(chosen) - len(waiting)
     progress(ALL, finished, len(chosen))
     begin = _one_by_one if workers == 1 else partial(_at_once, workers=workers)
@@ -75,7 +82,7 @@ def keep_recipe(recipe: Path, out: Path) -> None:
         OptionError: there is another one.
     """
     text, kept = recipe.read_text("utf-8"), out / RECIPE_FILE
-    if kept.exists() and kept.read_text("utf-8") != text:
+    if kept.exists() and kept.read_text("utf-8") != text and any(out.glob(f"*/*/{RUN_FILE}")):
         raise OptionError(f"{out} holds the runs of another recipe ({kept}): give that recipe, or another folder.")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -108,7 +115,9 @@ def _named(progress: Progress, name: str) -> Progress:
 def _at_once(waiting: list[Cell], out: Path, progress: Progress, *, workers: int) -> Iterator[Cell]:
     """The same in several processes; when a run fails no other is begun, those that go on are waited for."""
     threads = max(torch.get_num_threads() // workers, 1)
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_use_threads, initargs=(threads,))
+    pool = ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=_prepare_worker, initargs=(threads,)
+    )
     with pool:
         left = {pool.submit(_carry_out, out, cell.name): cell for cell in waiting}
         try:
@@ -118,13 +127,30 @@ def _at_once(waiting: list[Cell], out: Path, progress: Progress, *, workers: int
                 for run in done:
                     run.result()
                     yield left.pop(run)
-        except BaseException:
+        except BrokenProcessPool as error:
+            raise TrainingError(
+                "a worker was killed, perhaps for want of memory: the same command goes on, with fewer --workers."
+            ) from error
+        except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
+            if not isinstance(error, KvfoldError):  # the user's interrupt: begun runs go on from their checkpoints
+                for worker in active_children():
+                    worker.terminate()
             raise
 
 
-def _use_threads(count: int) -> None:
-    torch.set_num_threads(count)
+def _prepare_worker(threads: int) -> None:
+    """Interrupts are the parent's to handle; a worker whose parent was killed ends, too."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    torch.set_num_threads(threads)
+    disable_progress_bar()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(POLL_SECONDS / 2)
+    os._exit(1)
 
 
 def _carry_out(out: Path, name: str) -> None:

@@ -17,6 +17,8 @@ GROUPS = ("num_key_value_heads",)
 LATENT = ("kv_lora_rank", "qk_rope_head_dim", "q_lora_rank", "biases", "latent_norm", "scaled_latents")
 LATENT_BIASES = ("query_bias", "latent_bias", "rope_key_bias", "value_bias", "output_bias")
 MLRA_BLOCKS = 4
+LARGEST = 10**7
+"""Of every number of a shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +74,27 @@ class Architecture:
             value = getattr(self, field.name)
             if type(value) is int and value < 1:
                 raise OptionError(f"{field.name} must be 1 or more, got {value}.")
+            if type(value) is int and value > LARGEST and field.name != "rope_theta":
+                raise OptionError(f"{field.name} must be {LARGEST:,} or less, got {value:,}.")
             if value != field.default and not has_use(self.attention, field.name):
                 raise OptionError(f"{self.attention} attention has no {field.name}, got {value!r}: leave it out.")
         for name in variant.required:
             if getattr(self, name) is None:
                 raise OptionError(f"{self.attention} attention needs {name}: give it.")
-        for name in ("init_std", "rope_theta"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise OptionError(f"{name} must be a positive number, got {getattr(self, name)}.")
+        for name, most in (("init_std", 1), ("rope_theta", 1e30)):
+            if not 0 < getattr(self, name) <= most:
+                raise OptionError(f"{name} must be a number above 0 and up to {most:g}, got {getattr(self, name)}.")
         if self.head_dim % 2:
             raise OptionError(f"head_dim must be even for rotary pairs, got {self.head_dim}.")
         pairs = self.spec().rotary_pairs[1]
         if (self.head_dim // 2) % pairs:
             raise OptionError(
                 f"qk_rope_head_dim {2 * pairs} must divide head_dim {self.head_dim}, whose frequencies it shares."
+            )
+        if self.hidden_size % self.num_attention_heads:
+            raise OptionError(
+                f"hidden_size must be a multiple of num_attention_heads, got {self.hidden_size} for "
+                f"{self.num_attention_heads} heads: transformers' Llama asks for it."
             )
 
     @classmethod

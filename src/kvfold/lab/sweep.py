@@ -17,7 +17,8 @@ from kvfold.train import TrainOptions
 
 KEYS = ("title", "model", "variants", "match", "train", "seeds", "differences", "colours")
 MATCH_KEYS = ("reference", "solve", "multiple_of", "tolerance")
-NAME = re.compile(r"[\w+.,()=-][\w+.,()= -]*")
+NAME = re.compile(r"(?!\.)[\w+.,()=-][\w+.,()= -]{0,99}")
+"""Of a variant, which is a folder beside the files of a sweep."""
 
 
 def run_name(variant: str, seed: int) -> str:
@@ -93,10 +94,22 @@ def read_matches(path: str | Path) -> tuple[Match, ...]:
     return matches_from_dict(_content(path))
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key that is there twice is a mistake, of which PyYAML keeps the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """As the parent's."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def _content(path: str | Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(Path(path).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = yaml.load(Path(path).read_text("utf-8"), _UniqueKeys)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise TextError(f"cannot read the recipe {path}: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise OptionError(f"the recipe {path} must hold {', '.join(KEYS)}, got {type(content).__name__}.")
@@ -114,7 +127,9 @@ def matches_from_dict(content: dict[str, Any]) -> tuple[Match, ...]:
     shared = {"max_position_embeddings": train.get("sequence_length", 512)} | model
     for name, own in variants.items():
         if not (isinstance(name, str) and NAME.fullmatch(name)):
-            raise OptionError(f"the variant {name!r} cannot be the name of a folder: use letters, digits, + - . , =.")
+            raise OptionError(
+                f"the variant {str(name)[:40]!r} cannot name a folder: use letters, digits, + - . , = (up to 100)."
+            )
         if not isinstance(own, dict):
             raise OptionError(f"the variant {name} must hold entries like attention: gqa, got {own!r}.")
         try:
@@ -145,9 +160,19 @@ def sweep_from_dict(content: dict[str, Any]) -> Sweep:
         recipes=recipes,
         seeds=_seeds(content.get("seeds", [0])),
         differences=_pairs(_mapping(content, "differences"), recipes),
-        colours={str(name): str(colour) for name, colour in _mapping(content, "colours").items()},
+        colours=_colours(_mapping(content, "colours"), content),
         title=str(content.get("title", "")),
     )
+
+
+def _colours(value: dict[str, Any], content: dict[str, Any]) -> dict[str, str]:
+    from kvfold.report.differences import COLOURS  # and with it matplotlib
+
+    drawn = dict.fromkeys((*_mapping(content, "variants"), *_mapping(content, "differences")))
+    for name, colour in value.items():
+        lookup(drawn, name, "variant or difference to colour")
+        lookup(COLOURS, colour, "colour")
+    return value
 
 
 def _mapping(content: dict[str, Any], key: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from matplotlib.transforms import Bbox, TransformedBbox
 
 from kvfold.registry import lookup
 from kvfold.report.figures import MUTED, STYLE
-from kvfold.report.losses import FEW, LEGEND, NEAR, SETTLED, finish_axes, save_figure, smoothed
+from kvfold.report.losses import FEW, LEGEND, NEAR, SETTLED, SMALL, finish_axes, save_figure, smoothed
 
 Record = Mapping[str, Any]
 
@@ -91,7 +91,13 @@ def differences_figure(record: Record) -> Figure:
         finish_axes(axes, record, record)
         _set_limits(axes, [rows for _, rows in drawn])
         # Named one by one: matplotlib leaves out the names that begin with an underscore.
-        axes.legend([line for line, _ in drawn], [curve["name"] for curve in curves], loc="upper left", **LEGEND)
+        legend = axes.legend(
+            [line for line, _ in drawn], [curve["name"] for curve in curves], loc="upper left", **LEGEND
+        )
+        seeds = max(len(curve["differences"]) for curve in curves)
+        if seeds > 1:
+            legend.set_title(f"mean of {seeds} seeds; band: their standard deviation", {"size": SMALL})
+            legend.set_alignment("left")
         figure.draw_without_rendering()
         part = _raise_for_legend(axes)
         for artist in artists:

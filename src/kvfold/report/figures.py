@@ -28,6 +28,7 @@ CONTEXT = 8192
 """Tokens for which the size of a cache is drawn."""
 STYLE: dict[Any, Any] = {
     "font.size": 10.5,
+    "text.parse_math": False,  # a $ in a name is a $
     "text.color": INK,
     "axes.labelcolor": MUTED,
     "axes.edgecolor": GRID,

@@ -5,10 +5,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kvfold.checkpoint import write_text
-from kvfold.errors import CheckpointError
+from kvfold.checkpoint import reason, write_text
+from kvfold.errors import CheckpointError, OutputError
 
 CURVE_FILE = "curve.jsonl"
+LARGEST = 1e18
+"""Beyond every step, token count and loss; NaN is not below it."""
 LONGEST_ROWS = 1000
 """Bytes that hold at least one row."""
 
@@ -27,9 +29,15 @@ class Curve:
 
     def add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
-        if self._writes:
+        if not self._writes:
+            return
+        try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise OutputError(
+                f"cannot write {self._path}: {reason(error)}; make room, then go on with --resume."
+            ) from error
 
 
 def read_curve(folder: Path, name: str = CURVE_FILE) -> list[dict[str, Any]]:
@@ -41,9 +49,18 @@ def read_curve(folder: Path, name: str = CURVE_FILE) -> list[dict[str, Any]]:
     path = folder / name
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        rows = [json.loads(line) for line in lines if line.endswith("\n")]
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read the curve {path}: {error}; give the folder of a run.") from error
+    for number, row in enumerate(rows, start=1):
+        if not _is_row(row):
+            raise CheckpointError(f"line {number} of the curve {path} is damaged: {str(row)[:60]}")
+    return rows
+
+
+def _is_row(row: Any) -> bool:
+    numbers = (row.get("step"), row.get("tokens"), row.get("loss")) if isinstance(row, dict) else (None,)
+    return all(isinstance(number, int | float) and abs(number) < LARGEST for number in numbers)
 
 
 def last_row(folder: Path) -> dict[str, Any] | None:

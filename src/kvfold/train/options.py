@@ -15,6 +15,10 @@ DECAYS = ("1-sqrt", "linear", "cosine")
 PRECISIONS = ("auto", "float32", "bfloat16")
 
 
+MOST_SEQUENCES = 2 * 10**8
+"""Of a run: their order is kept in memory."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
     """Every choice of a training run; also the keys of a recipe file.
@@ -99,6 +103,8 @@ class TrainOptions:
     def __post_init__(self) -> None:
         """Refuse what can be refused before a model is opened."""
         check_types(self)
+        if not all((*self.data, *(() if self.held_out is None else (self.held_out,)))):
+            raise OptionError("a source of text has no name: leave it out, or name a file or a dataset.")
         if not self.data:
             raise OptionError("no training data was given: name a file or a dataset with --data, or default.")
         if len(set(self.data)) < len(self.data):
@@ -114,6 +120,8 @@ class TrainOptions:
                 raise OptionError(f"data_weights must be positive, finite numbers, got {weight!r}.")
         for name in ("steps", "batch", "accumulate", "save_steps", "lora_rank", "held_out_windows", "held_out_steps"):
             self._check(name, self._value(name) >= 1, "1 or more")
+        if self.steps * self.batch > MOST_SEQUENCES:
+            raise OptionError(f"{self.steps:,} steps of {self.batch:,} are more than {MOST_SEQUENCES:,} sequences.")
         if self.batch % self.accumulate:
             raise OptionError(f"accumulate must divide batch, {self.batch}, got {self.accumulate}.")
         self._check("sequence_length", self.sequence_length >= 2, "2 or more")
@@ -173,8 +181,14 @@ class TrainOptions:
         values = {"data": ()} | values
         for name in ("data", "column", "report_to"):
             given = values.get(name) or ()
-            values[name] = (str(given),) if isinstance(given, (str, Path)) else tuple(map(str, given))
-        values["data_weights"] = tuple(map(float, values.get("data_weights") or ()))
+            values[name] = (given,) if isinstance(given, (str, Path)) else given
+            if not isinstance(values[name], (list, tuple)) or not all(isinstance(x, (str, Path)) for x in values[name]):
+                raise OptionError(f"{name} must be a text or a list of texts, got {given!r}.")
+            values[name] = tuple(map(str, values[name]))
+        weights = values.get("data_weights") or ()
+        if not isinstance(weights, (list, tuple)) or not all(isinstance(weight, (int, float)) for weight in weights):
+            raise OptionError(f"data_weights must be a list of numbers, got {weights!r}.")
+        values["data_weights"] = tuple(map(float, weights))
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """One training run: from a model to begin with and options to a finished model folder."""
 
 import contextlib
+import hashlib
 import importlib.util
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvfold.allocator import keep_freed_memory
-from kvfold.checkpoint import alone, write_json
-from kvfold.errors import OptionError
+from kvfold.checkpoint import alone, open_checkpoint, write_json
+from kvfold.errors import CheckpointError, OptionError
 from kvfold.modeling import load_model
 from kvfold.progress import Progress, silent
 from kvfold.registry import lookup
@@ -30,6 +31,8 @@ from kvfold.train.teacher import followed_windows, load_teacher
 from kvfold.train.training import Material, train, uses_bf16
 
 MODEL_FOLDER, RESULT_FILE = "model", "result.json"
+DIGESTED = 2**20
+"""Bytes at either end of a file by which it is known again."""
 LONGEST_WAIT = timedelta(days=2)
 """Of the other processes for the one that reads the data."""
 
@@ -133,11 +136,15 @@ def carry_out(
     _check_trackers(options)
     processes = PartialState(cpu=not torch.cuda.is_available(), timeout=LONGEST_WAIT)
     _check_processes(options, processes.num_processes)
-    key = {"model": start.fingerprint, "options": options.to_dict() | {"save_steps": None, "price_per_hour": None}}
+    key = {
+        "model": start.fingerprint,
+        "options": options.to_dict() | {"save_steps": None, "price_per_hour": None},
+        "inputs": _inputs(options),
+    }
     with alone(run) if processes.is_main_process else contextlib.nullcontext():
         last = find_run(run, json.loads(json.dumps(key)), resume=resume, overwrite=overwrite, source=start.folder)
-        if not overwrite and (run / MODEL_FOLDER).exists():
-            return TrainedRun.from_dict(json.loads((run / RESULT_FILE).read_text("utf-8")))
+        if not overwrite and is_finished(run):
+            return replace(_result(run), out=run)
         with processes.main_process_first():
             progress("loading the model", 0, 1)
             network, tokenizer = start.load()
@@ -153,7 +160,7 @@ def carry_out(
             tokenizer.save_pretrained(folder)
             start.complete(folder)
 
-        if last is not None and _stopped(run, options, material.goal):
+        if last is not None and _stopped(run, options, material.goal, step_of(last)):
             network, _ = load_model(last, dtype=torch.float32)
             state = network.state_dict()
         else:
@@ -175,6 +182,36 @@ def carry_out(
             )
         processes.wait_for_everyone()
     return finished
+
+
+def is_finished(run: Path) -> bool:
+    """Whether a run has its model."""
+    return (run / MODEL_FOLDER / "config.json").is_file()
+
+
+def _result(run: Path) -> TrainedRun:
+    try:
+        return TrainedRun.from_dict(json.loads((run / RESULT_FILE).read_text("utf-8")))
+    except (OSError, ValueError, LookupError, TypeError, OptionError) as error:
+        raise CheckpointError(f"{run / RESULT_FILE} is damaged ({error!r}): start anew with --overwrite.") from None
+
+
+def _inputs(options: TrainOptions) -> dict[str, Any]:
+    """What says that files and teacher are the same as before: of files the size and a digest of both ends."""
+    files = [name for name in (*options.data, options.held_out) if name is not None and Path(name).is_file()]
+    found: dict[str, Any] = {name: _digest(Path(name)) for name in files}
+    return found | (
+        {} if options.teacher is None else {options.teacher: open_checkpoint(options.teacher).fingerprint()}
+    )
+
+
+def _digest(path: Path) -> list[Any]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        ends = file.read(DIGESTED)
+        file.seek(max(size - DIGESTED, 0))
+        ends += file.read(DIGESTED)
+    return [size, hashlib.sha256(ends).hexdigest()]
 
 
 def _check_processes(options: TrainOptions, processes: int) -> None:
@@ -245,11 +282,11 @@ def _gather(
     return Material(windows=windows, held_out=held_out, teacher=teacher, goal=goal)
 
 
-def _stopped(run: Path, options: TrainOptions, goal: float | None) -> str | None:
-    """Why the run has ended early, if it has."""
+def _stopped(run: Path, options: TrainOptions, goal: float | None, last: int) -> str | None:
+    """Why the run has ended early, if it has by the step `last`."""
     if not (run / HELD_OUT_FILE).exists():
         return None
-    return reason_to_stop(read_curve(run, HELD_OUT_FILE), options, goal)
+    return reason_to_stop([row for row in read_curve(run, HELD_OUT_FILE) if row["step"] <= last], options, goal)
 
 
 def _summary(run: Path, options: TrainOptions, last: Path | None, goal: float | None) -> TrainedRun:
@@ -266,7 +303,7 @@ def _summary(run: Path, options: TrainOptions, last: Path | None, goal: float | 
         window=window,
         held_out=(measured[0], measured[-1]) if measured else None,
         goal=goal,
-        stopped=_stopped(run, options, goal) if len(rows) < options.steps else None,
+        stopped=_stopped(run, options, goal, rows[-1]["step"]) if len(rows) < options.steps else None,
         seconds=rows[-1]["seconds"],
         cost=options.cost(rows[-1]["seconds"]),
         resumed_from=None if last is None else step_of(last),

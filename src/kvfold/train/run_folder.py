@@ -71,16 +71,17 @@ def begin_run(run: Path, key: dict[str, Any], *, overwrite: bool) -> None:
 
 def _stored_key(run: Path) -> dict[str, Any]:
     try:
-        return json.loads((run / RUN_FILE).read_text("utf-8"))["key"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        key = json.loads((run / RUN_FILE).read_text("utf-8"))["key"]
+        return key | {"model": key["model"], "options": dict(key["options"]), "inputs": dict(key["inputs"])}
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise CheckpointError(f"{run / RUN_FILE} is damaged ({error!r}): start anew with --overwrite.") from None
 
 
 def _check_whole(run: Path, last: Path) -> None:
     """Refuse to go on from what a crash of the machine or a hand has damaged."""
     try:
-        written = json.loads((last / FILES_FILE).read_text("utf-8"))
-    except (OSError, ValueError):
+        written = dict(json.loads((last / FILES_FILE).read_text("utf-8"))) or {FILES_FILE: 0}
+    except (OSError, ValueError, TypeError):
         written = {FILES_FILE: 0}
     found = _sizes(last)
     if damaged := [name for name, size in written.items() if found.get(name) != size]:
@@ -106,3 +107,6 @@ def _check_same(run: Path, stored: dict[str, Any], key: dict[str, Any]) -> None:
     for name, value in key["options"].items():
         if (before := stored["options"].get(name)) != value:
             raise OptionError(f"the run in {run} has {name} {before}, not {value}: give the same, or another folder.")
+    for name, value in key["inputs"].items():
+        if stored["inputs"].get(name) != value:
+            raise OptionError(f"{name} is not what the run in {run} began with: restore it, or give another folder.")

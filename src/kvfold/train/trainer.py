@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from kvfold.checkpoint import new_folder
-from kvfold.errors import TrainingError
+from kvfold.errors import OutputError, TrainingError
 from kvfold.progress import Progress
 from kvfold.train.curve import Curve
 from kvfold.train.lora import adapter, merged
@@ -122,6 +122,10 @@ class HealTrainer(Trainer):
             self._place = partial
             try:
                 super()._save_checkpoint(model, trial)
+            except RuntimeError as error:
+                if "unexpected pos" not in str(error):  # how PyTorch's writer says that the disk is full
+                    raise
+                raise OutputError(f"cannot write {partial}: no space left; make room, then --resume.") from error
             finally:
                 self._place = self._run
             self.accelerator.wait_for_everyone()
