@@ -126,7 +126,7 @@ def test_a_model_that_lacks_a_number(one_line):
 
 def test_what_cannot_be_matched_says_how_far_off_it_is(one_line):
     shape = Architecture(attention="mha", head_dim=8, **TINY)
-    wide = Architecture(attention="mha", head_dim=8, **TINY | {"num_attention_heads": 64})
+    wide = Architecture(attention="mha", head_dim=8, **TINY | {"num_attention_heads": 32})
     with pytest.raises(KvfoldError) as error:
         match(shape, {"wide": wide})
     assert "wide cannot be matched by intermediate_size: the nearest, 8, is +" in one_line(error)

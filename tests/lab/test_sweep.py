@@ -144,7 +144,7 @@ MISTAKES = {
     "form": ({"variants": {"a": "mha"}}, "the variant a must hold entries like attention: gqa, got 'mha'."),
     "reference": ({"match": {"multiple_of": 2}}, "match has no reference: name one of MHA, GLA-2, GQA 2."),
     "no text": ({"match": {"reference": ["MHA"]}}, "unknown reference ['MHA']"),
-    "number": ({5: 1}, "unknown entry of a sweep 5"),
+    "number": ({"train": {"data": ["a"], 5: 1}}, "unknown recipe key 5"),
     "data": ({"train": {"data": 5}}, "data must be a text or a list of texts, got 5."),
     "weights": ({"train": {"data": ["a"], "data_weights": ["x"]}}, "data_weights must be a list of numbers"),
     "heads": ({"variants": {"a": {"attention": "mha", "num_attention_heads": 3}}}, "hidden_size must be a multiple of"),

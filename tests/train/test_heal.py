@@ -339,7 +339,7 @@ def test_a_damaged_checkpoint_is_not_gone_on_from(name, converted, options, tmp_
 
 def test_a_run_that_was_killed_while_it_stopped_early_goes_on(original, options, other_text, tmp_path):
     """Its last measurement is beyond its last checkpoint."""
-    stopping = {"save_steps": 1, "held_out": other_text, "held_out_steps": 1, "patience": 1, "learning_rate": 5.0}
+    stopping = {"save_steps": 1, "held_out": other_text, "held_out_steps": 2, "patience": 1, "learning_rate": 5.0}
     result = heal(original, tmp_path / "run", **options | stopping)
     assert result.stopped is not None and 1 < result.steps < 8
     expected = weights_of(tmp_path / "run" / "model")

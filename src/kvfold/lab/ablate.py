@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Any
 
 import torch
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils import logging
 
 from kvfold.checkpoint import reason, write_json, write_text
 from kvfold.errors import KvfoldError, OptionError, OutputError, TrainingError
@@ -144,7 +144,8 @@ def _prepare_worker(threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     torch.set_num_threads(threads)
-    disable_progress_bar()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
 
 def _end_with(parent: int) -> None:
