@@ -12,6 +12,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import kvfold
+from kvfold.lab.tokenizer import make_tokenizer
+from kvfold.train import TrainOptions
 
 torch.set_num_threads(1)
 
@@ -85,6 +87,21 @@ def text(tmp_path) -> str:
     path = tmp_path / "text.txt"
     path.write_text(" ".join(chr(97 + letter) for letter in letters), "utf-8")
     return str(path)
+
+
+@pytest.fixture
+def sentences(tmp_path) -> str:
+    """A text of words, long enough for the doctor."""
+    path = tmp_path / "sentences.txt"
+    path.write_text("the cat sat on the mat and looked at a wall, as cats do when there is no mouse. " * 20, "utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def byte_level_tokenizer(text, tmp_path, monkeypatch):
+    """264 tokens, made for the text; llama.cpp takes it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return make_tokenizer("bpe", 264, TrainOptions(data=(text,)))
 
 
 @pytest.fixture

@@ -13,25 +13,19 @@ from kvfold.cli import main as cli
 from kvfold.doctor import Check, doctor
 from kvfold.errors import KvfoldError
 from kvfold.export import export, gguf_file, model
-from kvfold.lab.tokenizer import make_tokenizer
-from kvfold.train import TrainOptions
 
 SIZES = {"vocab_size": 264, "hidden_size": 64, "head_dim": 32, "eos_token_id": 0, "max_position_embeddings": 4096}
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
 
 
 @pytest.fixture
-def text(tmp_path) -> str:
-    path = tmp_path / "text.txt"
-    path.write_text("the cat sat on the mat and looked at a wall, as cats do when there is no mouse. " * 20, "utf-8")
-    return str(path)
+def text(sentences) -> str:
+    return sentences
 
 
 @pytest.fixture
-def tokenizer(text, tmp_path, monkeypatch):
-    """A byte-level one, which llama.cpp takes."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return make_tokenizer("bpe", 264, TrainOptions(data=(text,)))
+def tokenizer(byte_level_tokenizer):
+    return byte_level_tokenizer
 
 
 @pytest.fixture

@@ -15,16 +15,13 @@ from kvfold.cli import main as cli
 from kvfold.errors import KvfoldError
 from kvfold.export import export
 from kvfold.export.gguf_tokenizer import LLAMA3, QWEN2, _pre_tokenizer
-from kvfold.lab.tokenizer import make_tokenizer
-from kvfold.train import TrainOptions
 
 SIZES = {"vocab_size": 264, "hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "eos_token_id": 0}
 
 
 @pytest.fixture
-def tokenizer(text, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return make_tokenizer("bpe", 264, TrainOptions(data=(text,)))
+def tokenizer(byte_level_tokenizer):
+    return byte_level_tokenizer
 
 
 def in_llamacpp(path: Path, ids: list[int]) -> tuple[list[dict[int, float]], str]:

@@ -16,17 +16,13 @@ import pytest
 from kvfold.cli import main as cli
 from kvfold.errors import KvfoldError
 from kvfold.export import export, serve_command, serving
-from kvfold.lab.tokenizer import make_tokenizer
-from kvfold.train import TrainOptions
 
 SIZES = {"vocab_size": 264, "hidden_size": 64, "head_dim": 32, "eos_token_id": 0}
 
 
 @pytest.fixture
-def tokenizer(text, tmp_path, monkeypatch):
-    """A byte-level one, which llama.cpp takes."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return make_tokenizer("bpe", 264, TrainOptions(data=(text,)))
+def tokenizer(byte_level_tokenizer):
+    return byte_level_tokenizer
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ from safetensors.torch import load_file, save_file
 import kvfold
 from kvfold.doctor import doctor, probe
 from kvfold.export import RUNTIMES, export, model
-from kvfold.lab.tokenizer import make_tokenizer
-from kvfold.train import TrainOptions
 
 PYTHON = os.environ.get("KVFOLD_VLLM_PYTHON", "")
 
@@ -33,16 +31,13 @@ LLAMA3 = {
 
 
 @pytest.fixture
-def text(tmp_path) -> str:
-    path = tmp_path / "text.txt"
-    path.write_text("the cat sat on the mat and looked at a wall, as cats do when there is no mouse. " * 20, "utf-8")
-    return str(path)
+def text(sentences) -> str:
+    return sentences
 
 
 @pytest.fixture
-def tokenizer(text, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return make_tokenizer("bpe", 264, TrainOptions(data=(text,)))
+def tokenizer(byte_level_tokenizer):
+    return byte_level_tokenizer
 
 
 @pytest.fixture
