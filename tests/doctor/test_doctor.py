@@ -71,9 +71,14 @@ def test_linear_scaling_that_llamacpp_computes_with_another_softmax_scale_is_see
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(LINEAR["factor"])
 
-    monkeypatch.setattr(model, "_check_base", lambda *_: None)
+    converted = convert({"target": None, "rope": "assigned"}, **SIZES, rope_parameters=LINEAR)
+    monkeypatch.setattr(model, "check_deepseek", lambda *_: None)
     monkeypatch.setattr(gguf_file, "_add_config", add_scaled_config)
-    export(speak_ascii(convert(**SIZES, rope_parameters=LINEAR)), tmp_path / "out.gguf", runtime="llamacpp")
+    export(
+        speak_ascii(converted),
+        tmp_path / "out.gguf",
+        runtime="llamacpp",
+    )
     diagnosis = doctor(tmp_path / "out.gguf", text=text)
     assert verdicts(diagnosis) == ["other log-probabilities"] * 2
     assert not diagnosis.passed

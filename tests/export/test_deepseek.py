@@ -128,6 +128,8 @@ def test_the_norm_does_nothing_whatever_comes(dtype):
     assert ((normed - expected).abs() / expected.abs()).max() < NORM_ERROR
 
 
+UNCHECKED = {"target": None, "rope": "assigned"}
+"""A conversion that does not know what it is for."""
 REFUSALS = {
     "rope": ({"target": None, "rope": "mixed"}, {}, "convert with --target deepseek"),
     "layout": (
@@ -140,9 +142,9 @@ REFUSALS = {
         {"kind": "qwen2"},
         "biases of queries, which transformers cannot express; --approximate folds",
     ),
-    "window": ({}, {"kind": "mistral", "sliding_window": 8}, "the model has sliding windows"),
+    "window": (UNCHECKED, {"kind": "mistral", "sliding_window": 8}, "the model has sliding windows"),
     "scaled": (
-        {},
+        UNCHECKED,
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
         "the model's rotary type is 'linear'",
     ),
@@ -226,6 +228,24 @@ def test_originals_and_unknown_runtimes_are_refused(save_tiny, tmp_path, one_lin
         with pytest.raises(KvfoldError) as error:
             export(original, tmp_path / "out", **changes)
         assert expected in one_line(error)
+
+
+def test_a_conversion_for_deepseek_refuses_what_could_not_be_exported(convert, tmp_path, one_line):
+    for name in ("window", "scaled"):
+        _, changes, expected = REFUSALS[name]
+        with pytest.raises(KvfoldError) as error:
+            convert(**changes)
+        assert expected in one_line(error)
+    assert not (tmp_path / "converted").exists()
+
+
+def test_an_approximate_export_never_replaces_its_model(convert, tmp_path, one_line):
+    converted = convert()
+    for out in (converted, converted.parent):
+        with pytest.raises(KvfoldError) as error:
+            export(converted, out, approximate=True, overwrite=True)
+        assert one_line(error)
+    assert kvfold.load_model(converted)
 
 
 TARGETS = {

@@ -93,8 +93,10 @@ def test_biases_are_seen(convert, text, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("_advised_only")
 def test_llama3_frequencies_are_seen(convert, text, tmp_path, monkeypatch):
     """The check that keeps them from being exported is switched off."""
-    monkeypatch.setattr(model, "_check_base", lambda *_: None)
-    export(convert({"rope": "fastest"}, **SIZES, rope_parameters=LLAMA3), tmp_path / "out", runtime="vllm")
+    monkeypatch.setattr(model, "check_deepseek", lambda *_: None)
+    export(
+        convert({"target": None, "rope": "fastest"}, **SIZES, rope_parameters=LLAMA3), tmp_path / "out", runtime="vllm"
+    )
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     theta = config["rope_parameters"]["rope_theta"]
     change_json(tmp_path / "out" / "config.json", rope_parameters=LLAMA3 | {"rope_theta": theta})

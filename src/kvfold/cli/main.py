@@ -70,7 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        return 0
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"kvfold: error: {place}{error.strerror or error}", file=sys.stderr)
+        return 2
 
 
 def run(argv: list[str]) -> int:

@@ -2,7 +2,7 @@
 
 from kvfold.convert.card import CONVERSION_FILE, UNTRAINED
 from kvfold.convert.options import ConvertOptions
-from kvfold.convert.plan import Plan
+from kvfold.convert.plan import Plan, check_deepseek
 from kvfold.convert.profile import Profile, plan_per_layer
 from kvfold.convert.run import Conversion, convert, plan, prepare, probe_ids, profile_checkpoint
 from kvfold.convert.sources import calibration_ids
@@ -15,6 +15,7 @@ __all__ = [
     "Plan",
     "Profile",
     "calibration_ids",
+    "check_deepseek",
     "convert",
     "plan",
     "plan_per_layer",

@@ -11,6 +11,7 @@ from kvfold.attention import GroupedSpec, LatentSpec
 from kvfold.convert.factorize import NEEDS_ATTENTION, NEEDS_CALIBRATION
 from kvfold.convert.options import DTYPES, SAMPLED_TEXT, Budget, ConvertOptions, resolve_budget
 from kvfold.convert.rotary import LAYOUTS, Layout
+from kvfold.errors import OptionError
 from kvfold.families import Family
 
 LIBRARY_BYTES = 500_000_000
@@ -107,6 +108,7 @@ def make_plan(
 
     Raises:
         BudgetError: the budget cannot be met, or exceeds the original cache.
+        OptionError: the target cannot express the model.
     """
     layers = tuple(
         LayerPlan(
@@ -116,6 +118,8 @@ def make_plan(
         )
         for spec, window in zip(family.layer_specs(config), family.sliding_windows(config), strict=True)
     )
+    if options.target is not None:
+        check_deepseek(config, family.sliding_windows(config))
     calibrates = needs_text(options)
     return Plan(
         source=source,
@@ -129,6 +133,21 @@ def make_plan(
         layers=layers,
         estimated_memory_bytes=_estimate_memory(config, layers[0].source, options if calibrates else None),
     )
+
+
+def check_deepseek(config: Any, windows: Sequence[int | None]) -> None:
+    """Refuse what of a model, its attention's own weights aside, a dense DeepSeek cannot express in any runtime.
+
+    Raises:
+        OptionError: the model has such a thing.
+    """
+    if any(window is not None for window in windows):
+        raise OptionError("the model has sliding windows, which DeepSeek's attention cannot express.")
+    if getattr(config, "mlp_bias", False) or config.hidden_act != "silu":
+        raise OptionError("the model's MLPs have biases or another activation than silu; DeepSeek's have neither.")
+    kind = config.rope_parameters.get("rope_type", "default")
+    if kind != "default":
+        raise OptionError(f"the model's rotary type is {kind!r}; only unscaled frequencies can be exported so far.")
 
 
 def needs_text(options: ConvertOptions) -> bool:

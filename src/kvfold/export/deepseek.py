@@ -24,7 +24,7 @@ def write_deepseek(
         OutputError: it cannot be written.
     """
     checkpoint = model.checkpoint
-    with OutputFolder(out, source=checkpoint.path, overwrite=overwrite) as folder:
+    with OutputFolder(out, source=model.path, overwrite=overwrite) as folder:
         for name, tensor in model.tensors(checkpoint.dtype, progress):
             folder.add(name, tensor)
         deepseek_config(model).save_pretrained(folder.path)
@@ -88,7 +88,7 @@ library_name: transformers
 tags: [kvfold, mla, deepseek_v3]
 ---
 
-# {model.checkpoint.path.name} for {model.runtime.name}
+# {model.path.name} for {model.runtime.name}
 
 A dense `DeepseekV3ForCausalLM`, made by `kvfold export` from a conversion to multi-head latent attention. It loads in
 {model.runtime.name} without custom code and caches {model.cached_elements} elements per token and layer{padded}.

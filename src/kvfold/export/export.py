@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kvfold.checkpoint import open_checkpoint
 from kvfold.errors import OptionError, OutputError
 from kvfold.export.approximate import fold_biases
 from kvfold.export.deepseek import check_dtype, write_deepseek
@@ -86,7 +85,7 @@ def export(
         raise OutputError(f"{out} exists; give another name, or overwrite it with --overwrite.")
     with tempfile.TemporaryDirectory() as place:
         losses = fold_biases(model, Path(place), target, progress) if approximate else None
-        source = latent_model(place if approximate else model, target)
+        source = latent_model(model, target, folded=Path(place) if approximate else None)
         if not target.gguf:
             check_dtype(source)
         finished = Export(
@@ -95,7 +94,7 @@ def export(
             runtime=runtime,
             cached_elements=source.cached_elements,
             source_elements=source.spec.cached_elements(),
-            original_elements=original_elements(open_checkpoint(model).path),
+            original_elements=original_elements(source.path),
             padded=source.padded,
             rope_theta=source.theta,
             type=kind if target.gguf else str(source.checkpoint.dtype).removeprefix("torch."),

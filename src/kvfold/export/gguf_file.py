@@ -1,5 +1,6 @@
 """A latent model as one GGUF file, which llama.cpp runs as a dense DeepSeek-V2."""
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,7 +89,8 @@ def write_gguf(model: LatentModel, path: Path, kind: str, facts: dict[str, objec
     except OSError as error:
         raise OutputError(f"cannot write {path}: {reason(error)}; give a place you can write to") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def stored_type(name: str, tensor: Tensor, kind: str) -> gguf.GGMLQuantizationType:
@@ -102,7 +104,7 @@ def stored_type(name: str, tensor: Tensor, kind: str) -> gguf.GGMLQuantizationTy
 def _add_config(writer: gguf.GGUFWriter, model: LatentModel, file_type: gguf.LlamaFileType) -> None:
     """All keys that llama.cpp asks for, those of experts as well, of which there are none."""
     base, spec, widths = model.base, model.spec, model.widths
-    writer.add_name(model.checkpoint.path.name)
+    writer.add_name(model.path.name)
     writer.add_file_type(file_type)
     writer.add_context_length(base.max_position_embeddings)
     writer.add_embedding_length(base.hidden_size)

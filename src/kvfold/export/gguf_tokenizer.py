@@ -58,7 +58,9 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, v
 
 
 def _pre_tokenizer(content: dict[str, Any]) -> str:
-    if content["model"]["type"] != "BPE" or content["normalizer"] is not None:
+    # Qwen2's composes characters, which llama.cpp leaves out: only text in decomposed ones is split in another way.
+    composes = (content["normalizer"] or {}).get("type") == "NFC"
+    if content["model"]["type"] != "BPE" or not (composes or content["normalizer"] is None):
         raise OptionError(
             "the tokenizer is no plain byte-level BPE, the only kind that can be exported to GGUF so far."
         )

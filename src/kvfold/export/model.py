@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from kvfold.attention import LatentSpec
 from kvfold.checkpoint import Checkpoint, open_checkpoint
-from kvfold.convert import CONVERSION_FILE
+from kvfold.convert import CONVERSION_FILE, check_deepseek
 from kvfold.errors import CheckpointError, OptionError
 from kvfold.export.layer import Widths, deepseek_layer
 from kvfold.export.runtimes import Runtime
@@ -28,8 +28,12 @@ INPUT_NORM = "input_layernorm"
 
 @dataclass(frozen=True, kw_only=True)
 class LatentModel:
-    """What an export is made of; `theta` is the base of the runtime's frequencies, `tied` whether its ends are."""
+    """What an export is made of; `theta` is the base of the runtime's frequencies, `tied` whether its ends are.
 
+    `path` is the model that the user named, `checkpoint` where its weights are read.
+    """
+
+    path: Path
     checkpoint: Checkpoint
     base: PreTrainedConfig
     spec: LatentSpec
@@ -71,21 +75,23 @@ class LatentModel:
             yield f"{family.head}.weight", self.checkpoint.read(f"{family.embedding}.weight").to(dtype).clone()
 
 
-def latent_model(model: str | Path, runtime: Runtime) -> LatentModel:
-    """Open a model for a runtime.
+def latent_model(model: str | Path, runtime: Runtime, *, folded: Path | None = None) -> LatentModel:
+    """Open a model for a runtime, `folded` if that is its copy with other weights.
 
     Raises:
         OptionError: it has something that the runtime cannot express; the message says what.
         CheckpointError: it cannot be opened.
     """
-    checkpoint = open_checkpoint(model)
+    path = open_checkpoint(model).path
+    checkpoint = open_checkpoint(folded or model)
     config = checkpoint.config
     if not isinstance(config, KvfoldConfig):
         raise OptionError(f"{checkpoint.path} is not converted: only latent models can be exported; convert it first.")
     spec = _spec(config, runtime)
-    _check_base(config, runtime)
+    check_deepseek(config.base, config.windows())
     widths = _widths(spec, runtime)
     return LatentModel(
+        path=path,
         checkpoint=checkpoint,
         base=config.base,
         spec=spec,
@@ -145,22 +151,12 @@ def _problem(spec: Any, eps: float, runtime: Runtime) -> str | None:
 def _way_out(spec: Any, runtime: Runtime) -> str:
     """What may be done about the biases of a conversion."""
     biased = isinstance(spec, LatentSpec) and (spec.query_bias or (_has_biases(spec) and not runtime.biases))
+    biased = biased and (runtime.biases or not spec.output_bias)  # which is behind the attention
     return "; --approximate folds biases into the weights, and tells the loss" if biased else ""
 
 
 def _has_biases(spec: LatentSpec) -> bool:
     return any((spec.latent_bias, spec.rope_key_bias, spec.value_bias, spec.output_bias))
-
-
-def _check_base(config: KvfoldConfig, runtime: Runtime) -> None:
-    base: Any = config.base
-    if any(window is not None for window in config.windows()):
-        raise OptionError(f"the model has sliding windows, which {runtime.name} cannot express.")
-    if getattr(base, "mlp_bias", False) or base.hidden_act != "silu":
-        raise OptionError("the model's MLPs have biases or another activation than silu; DeepSeek's have neither.")
-    kind = base.rope_parameters.get("rope_type", "default")
-    if kind != "default":
-        raise OptionError(f"the model's rotary type is {kind!r}; only unscaled frequencies can be exported so far.")
 
 
 def _widths(spec: LatentSpec, runtime: Runtime) -> Widths:

@@ -91,13 +91,17 @@ def differences_figure(record: Record) -> Figure:
         finish_axes(axes, record, record)
         _set_limits(axes, [rows for _, rows in drawn])
         # Named one by one: matplotlib leaves out the names that begin with an underscore.
-        legend = axes.legend(
-            [line for line, _ in drawn], [curve["name"] for curve in curves], loc="upper left", **LEGEND
-        )
         seeds = max(len(curve["differences"]) for curve in curves)
-        if seeds > 1:
-            legend.set_title(f"mean of {seeds} seeds; band: their standard deviation", {"size": SMALL})
-            legend.set_alignment("left")
+        told = f"mean of {seeds} seeds; band: their standard deviation" if seeds > 1 else None
+        axes.legend(
+            [line for line, _ in drawn],
+            [curve["name"] for curve in curves],
+            loc="upper left",
+            title=told,
+            title_fontsize=SMALL,
+            alignment="left",
+            **LEGEND,
+        )
         figure.draw_without_rendering()
         part = _raise_for_legend(axes)
         for artist in artists:
