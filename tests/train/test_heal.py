@@ -387,3 +387,19 @@ def test_a_damaged_result_or_curve_is_told(original, options, tmp_path, one_line
         with pytest.raises(KvfoldError) as error:
             read_curve(run)
         assert "line 9 of the curve" in one_line(error)
+
+
+def test_weights_that_are_no_numbers_in_the_end_are_no_model(original, options, tmp_path, one_line):
+    with pytest.raises(KvfoldError) as error:
+        heal(original, tmp_path / "run", **options | {"steps": 1, "learning_rate": 1e38, "warmup": 0.0, "decay": 0.0})
+    assert "not finite after the last step" in one_line(error)
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_text_in_the_folder_of_a_run_is_not_thrown_away_with_it(original, options, tmp_path, one_line):
+    heal(original, tmp_path / "run", **options)
+    text = shutil.copy(options["data"][0], tmp_path / "run" / "mine.txt")
+    with pytest.raises(KvfoldError) as error:
+        heal(original, tmp_path / "run", **options | {"data": (str(text),)}, overwrite=True)
+    assert "holds a text that is to be read" in one_line(error)
+    assert Path(text).exists()

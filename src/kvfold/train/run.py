@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvfold.allocator import keep_freed_memory
-from kvfold.checkpoint import alone, open_checkpoint, write_json
-from kvfold.errors import CheckpointError, OptionError
+from kvfold.checkpoint import alone, is_finite, open_checkpoint, write_json
+from kvfold.errors import CheckpointError, OptionError, OutputError, TrainingError
 from kvfold.modeling import load_model
 from kvfold.progress import Progress, silent
 from kvfold.registry import lookup
@@ -136,6 +136,10 @@ def carry_out(
     _check_trackers(options)
     processes = PartialState(cpu=not torch.cuda.is_available(), timeout=LONGEST_WAIT)
     _check_processes(options, processes.num_processes)
+    if overwrite and any(run.resolve() in Path(name).resolve().parents for name in _files(options)):
+        raise OutputError(
+            f"{run} holds a text that is to be read, and would be replaced: move it, or name another folder."
+        )
     key = {
         "model": start.fingerprint,
         "options": options.to_dict() | {"save_steps": None, "price_per_hour": None},
@@ -169,6 +173,8 @@ def carry_out(
             except KeyboardInterrupt as interrupt:
                 interrupt.add_note(_how_to_go_on(run))
                 raise
+        if not all(map(is_finite, state.values())):
+            raise TrainingError("the weights are not finite after the last step: lower the learning rate.")
         finished = _summary(run, options, last, material.goal)
         if processes.is_main_process:
             write_json(run / RESULT_FILE, finished.to_dict())
@@ -198,11 +204,14 @@ def _result(run: Path) -> TrainedRun:
 
 def _inputs(options: TrainOptions) -> dict[str, Any]:
     """What says that files and teacher are the same as before: of files the size and a digest of both ends."""
-    files = [name for name in (*options.data, options.held_out) if name is not None and Path(name).is_file()]
-    found: dict[str, Any] = {name: _digest(Path(name)) for name in files}
+    found: dict[str, Any] = {name: _digest(Path(name)) for name in _files(options)}
     return found | (
         {} if options.teacher is None else {options.teacher: open_checkpoint(options.teacher).fingerprint()}
     )
+
+
+def _files(options: TrainOptions) -> list[str]:
+    return [name for name in (*options.data, options.held_out) if name is not None and Path(name).is_file()]
 
 
 def _digest(path: Path) -> list[Any]:
