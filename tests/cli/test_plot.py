@@ -67,9 +67,9 @@ MISTAKES = {
     "curve twice": (["curves.yaml"], "curves.yaml has 'b' twice"),
     "title": (["none.yaml", "--title", "a"], "none.yaml gives the titles itself"),
     "no name": (["=base"], "'=base' has no name before the ="),
-    "no loss": (["odd"], "the curve odd/curve.jsonl has a row without a number as step or loss"),
-    "no tokens": (["odd", "--held-out", "--x", "tokens"], "odd/held_out.jsonl has a row without a number as tokens"),
-    "no number": (["diverged"], "the curve diverged/curve.jsonl has a loss that is no number any more"),
+    "no loss": (["odd"], "line 1 of the curve odd/curve.jsonl is damaged: 5"),
+    "no tokens": (["odd", "--held-out", "--x", "tokens"], "line 1 of the curve odd/held_out.jsonl is damaged"),
+    "no number": (["diverged"], "line 1 of the curve diverged/curve.jsonl is damaged: {'step': 1, 'loss': nan}"),
 }
 
 

@@ -91,7 +91,7 @@ def test_chat_uses_the_template(loaded):
     [
         ({"prompt": ""}, "the prompt is empty"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
-        ({"temperature": -0.5}, "temperature must be 0 or above, not -0.5"),
+        ({"temperature": -0.5}, "temperature must be 0, or 0.01 or above, not -0.5"),
     ],
 )
 def test_numbers_out_of_range(options, message):

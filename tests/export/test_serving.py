@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -65,7 +64,7 @@ def test_llamacpps_server_answers_and_ends(file, monkeypatch):
     try:
         assert answer(port, process)["usage"]["completion_tokens"] > 0
     finally:
-        process.send_signal(signal.SIGINT)
+        process.terminate()
         process.wait(30)
 
 

@@ -1,13 +1,12 @@
 """`kvfold plot`: the loss curves of training runs over each other."""
 
-import math
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
 from kvfold.cli.command import Command, Result
-from kvfold.errors import CheckpointError, OptionError, TextError
+from kvfold.errors import OptionError, TextError
 from kvfold.progress import Progress
 
 
@@ -140,13 +139,7 @@ def _curve(name: str, folder: Path, file: str, axis: str) -> dict[str, Any]:
     rows = read_curve(folder, file)
     if not rows:
         raise TextError(f"the run {folder} has no step yet: draw it later.")
-    try:
-        x, losses = [int(row[axis]) for row in rows], [float(row["loss"]) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the curve {folder / file} has a row without a number as {axis} or loss.") from error
-    if not all(map(math.isfinite, losses)):
-        raise CheckpointError(f"the curve {folder / file} has a loss that is no number any more.")
-    return {"name": name, "x": x, "losses": losses}
+    return {"name": name, "x": [row[axis] for row in rows], "losses": [row["loss"] for row in rows]}
 
 
 def show(result: Result) -> None:

@@ -23,7 +23,7 @@ CELLS = 4096
 """So many tokens of cache make the size that a runtime's log tells precise."""
 TOKENISED = 100_000
 """Characters of the text whose token ids are compared."""
-ROUNDING = {"bf16": 0.3, "bfloat16": 0.3, "f16": 0.05, "q8_0": 0.3}
+ROUNDING = {"bf16": 0.3, "bfloat16": 0.3, "f16": 0.05, "q8_0": 1.0}
 """What may come on top of a setting's tolerance where the weights are rounded, in nats."""
 SIZE_TOLERANCE = 0.01
 
