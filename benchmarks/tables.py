@@ -7,6 +7,7 @@ import json
 import math
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from kvfold.report.formats import accuracy_text
@@ -267,12 +268,19 @@ def runtimes() -> str:
     cells = []
     for name, row in rows_of("runtimes").items():
         for check in row.get("checks", ()):
-            cached = f"{check['cached_elements']:.0f} of {row['original_elements']}"
-            differences = (f"{check[kind]:.1e}" for kind in ("prefill", "decode"))
+            cached = f"{check['cached_elements']:.1f} of {row['original_elements']}"
+            differences = (f"{check[kind]:.1e}" for kind in ("prefill", "decode", "mean"))
             ids = "the same" if check["same_tokens"] else "others"
             cells.append((f"{name} {check['version']}", f"`{check['settings']}`", *differences, cached, ids))
-    header = ("settings", "prompt", "decoding", "cached elements", "token ids")
+    header = ("settings", "prompt", "decoding", "mean of both", "cached elements", "token ids")
     return markdown(("log-probabilities, largest difference, nats", *header), cells)
+
+
+def constant_directions() -> str:
+    """How nearly constant hidden states are in one direction."""
+    errors = rows_of("runtimes")["constant direction"]["errors_by_layer"]
+    cells = [(name, f"{median(found):.3f}", f"{max(found):.3f}") for name, found in errors.items()]
+    return markdown(("", "error of what is taken for one, median of the layers", "largest"), cells)
 
 
 def gguf_perplexities() -> str:
@@ -345,6 +353,7 @@ TABLES = (
     partial(lab_variants, "lab_tiny"),
     runtimes,
     gguf_perplexities,
+    constant_directions,
     llamacpp_speeds,
     big,
     promises,

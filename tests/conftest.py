@@ -90,14 +90,6 @@ def text(tmp_path) -> str:
 
 
 @pytest.fixture
-def sentences(tmp_path) -> str:
-    """A text of words, long enough for the doctor."""
-    path = tmp_path / "sentences.txt"
-    path.write_text("the cat sat on the mat and looked at a wall, as cats do when there is no mouse. " * 20, "utf-8")
-    return str(path)
-
-
-@pytest.fixture
 def byte_level_tokenizer(text, tmp_path, monkeypatch):
     """264 tokens, made for the text; llama.cpp takes it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

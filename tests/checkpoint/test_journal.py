@@ -291,7 +291,7 @@ def test_what_a_killed_process_left_half_is_removed_and_nothing_else(filled):
     assert sorted(os.listdir(filled)) == ["model.safetensors", "notes.txt"]
 
 
-@pytest.mark.parametrize("step", ["write_tensors", "write_json", "sync", "_sha256_of"])
+@pytest.mark.parametrize("step", ["write_tensors", "write_json", "sync", "sha256_of"])
 @pytest.mark.parametrize("call", [0, 1])
 def test_a_failure_leaves_the_journal_as_before_or_as_after(filled, monkeypatch, one_line, step, call):
     before = contents(Journal(filled, KEY))

@@ -14,18 +14,10 @@ from kvfold.doctor import Check, doctor
 from kvfold.errors import KvfoldError
 from kvfold.export import export, gguf_file, model
 
-SIZES = {"vocab_size": 264, "hidden_size": 64, "head_dim": 32, "eos_token_id": 0, "max_position_embeddings": 4096}
+from .conftest import MODEL, change_json, verdicts
+
+SIZES = MODEL | {"head_dim": 32}
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
-
-
-@pytest.fixture
-def text(sentences) -> str:
-    return sentences
-
-
-@pytest.fixture
-def tokenizer(byte_level_tokenizer):
-    return byte_level_tokenizer
 
 
 @pytest.fixture
@@ -33,14 +25,6 @@ def folder(convert, tmp_path) -> Path:
     """An export for transformers."""
     export(convert(**SIZES), tmp_path / "out")
     return tmp_path / "out"
-
-
-def change_json(path: Path, **changes) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def verdicts(diagnosis) -> list[str]:
-    return [check.verdict for check in diagnosis.checks]
 
 
 def test_a_folder_is_the_same_in_stock_transformers(folder, text, capsys):
@@ -74,11 +58,7 @@ def test_linear_scaling_that_llamacpp_computes_with_another_softmax_scale_is_see
     converted = convert({"target": None, "rope": "assigned"}, **SIZES, rope_parameters=LINEAR)
     monkeypatch.setattr(model, "check_deepseek", lambda *_: None)
     monkeypatch.setattr(gguf_file, "_add_config", add_scaled_config)
-    export(
-        speak_ascii(converted),
-        tmp_path / "out.gguf",
-        runtime="llamacpp",
-    )
+    export(speak_ascii(converted), tmp_path / "out.gguf", runtime="llamacpp")
     diagnosis = doctor(tmp_path / "out.gguf", text=text)
     assert verdicts(diagnosis) == ["other log-probabilities"] * 2
     assert not diagnosis.passed
@@ -134,10 +114,54 @@ def test_what_is_wrong_with_a_folder_is_said(name, folder, text, capsys):
 
 
 def test_not_a_number_is_no_pass():
-    check = Check(
-        runtime="x", settings="", advised=True, tolerance=1, expected_elements=1, prefill=float("nan"), decode=0.0
-    )
-    assert check.verdict == "other log-probabilities"
+    facts = {"runtime": "x", "settings": "", "advised": True, "tolerance": 1, "expected_elements": 1}
+    for rounded in (True, False):
+        check = Check(**facts, rounded=rounded, prefill=0.0, decode=0.0, mean=float("nan"))
+        assert check.verdict == "other log-probabilities"
+
+
+def test_where_weights_are_rounded_the_mean_counts():
+    facts = {"runtime": "x", "settings": "", "advised": True, "tolerance": 0.2, "expected_elements": 1}
+    measured = {"prefill": 0.5, "decode": 0.4, "same_tokens": True, "cached_elements": 1}
+    assert Check(**facts, **measured, rounded=True, mean=0.1).passed
+    assert not Check(**facts, **measured, rounded=True, mean=0.3).passed
+    assert not Check(**facts, **measured, mean=0.1).passed
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16", "q8_0"])
+def test_rounded_weights_pass_and_damage_in_them_is_seen(kind, convert, speak_ascii, text, tmp_path):
+    out = tmp_path / "out.gguf"
+    export(speak_ascii(convert(**SIZES)), out, type=kind)
+    diagnosis = doctor(out, text=text)
+    assert diagnosis.passed, diagnosis.checks
+    reader = gguf.GGUFReader(out, "r+")
+    for tensor in reader.tensors:
+        if tensor.name.endswith("attn_norm.weight"):
+            tensor.data[:] *= 2
+    del reader
+    assert verdicts(doctor(out, text=text)) == ["other log-probabilities"] * 2
+
+
+def test_log_probabilities_that_are_no_numbers_are_told(convert, speak_ascii, text, tmp_path):
+    out = tmp_path / "out.gguf"
+    export(speak_ascii(convert(**SIZES)), out)
+    reader = gguf.GGUFReader(out, "r+")
+    next(tensor for tensor in reader.tensors if tensor.name == "output_norm.weight").data[:] = float("nan")
+    del reader
+    assert not any(check.passed for check in doctor(out, text=text).checks)
+
+
+def test_the_model_is_found_from_any_folder_and_must_be_a_conversion(folder, text, tmp_path, monkeypatch, one_line):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert doctor(folder, text=text).passed
+    with pytest.raises(KvfoldError) as error:
+        doctor(folder, text=text, model=tmp_path / "original")
+    assert "is not converted" in one_line(error)
+    change_json(folder / "kvfold-export.json", cached_elements="x")
+    with pytest.raises(KvfoldError) as error:
+        doctor(folder, text=text)
+    assert "tells of itself is damaged" in one_line(error)
 
 
 def mistakes(folder: Path) -> dict[str, tuple[dict, str]]:

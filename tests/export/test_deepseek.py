@@ -272,24 +272,6 @@ def test_a_damaged_account_of_the_conversion_is_told(convert, tmp_path, one_line
     assert "kvfold.json is damaged" in one_line(error)
 
 
-FORMATS = {
-    "unknown": ({"format": "onnx"}, "out", "unknown format 'onnx'"),
-    "runtime": ({"format": "gguf", "runtime": "vllm"}, "out.gguf", "vLLM does not load the format gguf"),
-    "folder": ({"format": "gguf"}, "out", "llama.cpp loads a file that ends in .gguf, got"),
-    "file": ({"format": "deepseek"}, "out.gguf", "transformers loads a folder, got"),
-    "file for vLLM": ({"runtime": "vllm"}, "out.gguf", "vLLM loads a folder, got"),
-    "type of a folder": ({"type": "q8_0"}, "out", "a type is for GGUF files"),
-}
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_formats_that_do_not_fit_are_refused(name, convert, tmp_path, one_line):
-    options, out, expected = FORMATS[name]
-    with pytest.raises(KvfoldError) as error:
-        export(convert(), tmp_path / out, **options)
-    assert expected in one_line(error)
-
-
 def test_the_command(convert, tmp_path, capsys):
     converted, out = convert(), tmp_path / "out"
     assert cli.main(["export", str(converted), str(out), "--format", "deepseek"]) == 0

@@ -75,6 +75,11 @@ def test_ways_to_split_text_have_llamacpps_names():
     assert _pre_tokenizer(content(digits, level)) == "smollm"
     for pattern, name in ((QWEN2, "qwen2"), (LLAMA3, "llama-bpe")):
         assert _pre_tokenizer(content({"type": "Split", "pattern": {"Regex": pattern}}, level)) == name
+    assert _pre_tokenizer(content(level) | {"normalizer": {"type": "NFC"}}) == "gpt-2"
+    for part, name in ((level, "add_prefix_space"), (digits, "individual_digits"), (level, "use_regex")):
+        value = name == "add_prefix_space"
+        with pytest.raises(KvfoldError, match=f"has {name} {value}, llama.cpp's {not value}"):
+            _pre_tokenizer(content(part | {name: value}, level))
     with pytest.raises(KvfoldError, match="splits text by Metaspace"):
         _pre_tokenizer(content({"type": "Metaspace"}))
     with pytest.raises(KvfoldError, match="no plain byte-level BPE"):
@@ -86,6 +91,10 @@ def test_ways_to_split_text_have_llamacpps_names():
 MISTAKES = {
     "folder": ({"out": "out"}, "llama.cpp loads a file that ends in .gguf, got"),
     "file": ({"out": "out.gguf", "runtime": "vllm"}, "vLLM loads a folder, got"),
+    "format": ({"out": "out", "format": "onnx"}, "unknown format 'onnx'"),
+    "other format": ({"out": "out.gguf", "format": "gguf", "runtime": "vllm"}, "vLLM does not load the format gguf"),
+    "no suffix": ({"out": "out", "format": "gguf", "runtime": None}, "llama.cpp loads a file that ends in .gguf, got"),
+    "suffix": ({"out": "out.gguf", "format": "deepseek", "runtime": None}, "transformers loads a folder, got"),
     "type": ({"out": "out.gguf", "type": "q4"}, "unknown type of weights 'q4'"),
     "type of a folder": ({"out": "out", "runtime": "sglang", "type": "f16"}, "a type is for GGUF files"),
 }

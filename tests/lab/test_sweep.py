@@ -113,6 +113,24 @@ def test_a_recipe_that_never_began_can_be_mended(write, tmp_path):
     assert losses(out, "MHA/seed-0")
 
 
+def test_runs_of_one_sweep_are_of_one_text(write, tmp_path, text, one_line):
+    recipe, out = write(), tmp_path / "sweep"
+    ablate(recipe, out, only=["MHA/seed-0"])
+    Path(text).write_text(Path(text).read_text()[::-1])
+    with pytest.raises(KvfoldError) as error:
+        ablate(recipe, out)
+    assert "is of another model" in one_line(error) or "is not what the run in" in one_line(error)
+
+
+def test_a_folder_of_something_else_is_left_alone(write, tmp_path, one_line):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "a").touch()
+    with pytest.raises(KvfoldError) as error:
+        ablate(write(), tmp_path / "other")
+    assert "holds something else" in one_line(error)
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["a"]
+
+
 def test_a_worker_ends_with_its_parent(tmp_path):
     child = "import os; from kvfold.lab.ablate import _end_with; print('up', flush=True); _end_with(os.getppid())"
     script = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]); print(p.pid); p.wait()"

@@ -39,6 +39,14 @@ def documents(*lengths):
     return [{"text": " ".join(LETTERS[:length])} for length in lengths]
 
 
+def test_brackets_in_a_name_are_no_pattern(windows, tmp_path):
+    write_rows(tmp_path / "rows1.jsonl", [{"text": "a a a a"}])
+    built = windows(write_rows(tmp_path / "rows[1].jsonl", [{"text": "b b b b"}]), windows=1)
+    assert len(set(built[0]["input_ids"].tolist()[:4])) == 1
+    other = windows(tmp_path / "rows1.jsonl", windows=1)
+    assert built[0]["input_ids"].tolist() != other[0]["input_ids"].tolist()
+
+
 def test_documents_lie_end_to_end_and_positions_begin_with_each(windows, tmp_path):
     built = windows(write_rows(tmp_path / "rows.jsonl", documents(3, 5, 9, 7)), windows=3)
     rows = sorted((built[index] for index in range(3)), key=lambda row: row["position_ids"].tolist())

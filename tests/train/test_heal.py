@@ -312,22 +312,32 @@ def test_two_runs_cannot_write_the_same_folder(converted, options, tmp_path, one
     assert len(losses(tmp_path / "run")) == 8 and not list(tmp_path.glob(".run*"))
 
 
+FLIPPED = "as many bytes, and others"
 DAMAGE = {
     "weights cut off": ("checkpoint-6/model.safetensors", "x", "checkpoint-6/model.safetensors is missing or damaged"),
     "no optimiser": ("checkpoint-6/optimizer.pt", None, "checkpoint-6/optimizer.pt is missing or damaged: remove the"),
     "no list of files": ("checkpoint-6/files.json", None, "checkpoint-6/files.json is missing or damaged"),
-    "curve cut off": ("curve.jsonl", "", "curve.jsonl has 0 of the 6 steps of checkpoint-6: start anew"),
+    "other bytes": (
+        "checkpoint-6/trainer_state.json",
+        FLIPPED,
+        "checkpoint-6/trainer_state.json is missing or damaged",
+    ),
+    "curve cut off": ("curve.jsonl", "", "curve.jsonl lacks some of the 6 steps of checkpoint-6: start anew"),
+    "no measurements": ("held_out.jsonl", None, "held_out.jsonl lacks its first measurement: start anew"),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_checkpoint_is_not_gone_on_from(name, converted, options, tmp_path, one_line):
-    run = tmp_path / "run"
+def test_a_damaged_checkpoint_is_not_gone_on_from(name, converted, options, other_text, tmp_path, one_line):
+    run, options = tmp_path / "run", options | {"held_out": other_text}
     with pytest.raises(Killed):
         heal(converted, run, progress=killed_at(7), **options)
     file, content, expected = DAMAGE[name]
+    before = (run / file).read_bytes()
     (run / file).unlink()
-    if content is not None:
+    if content is FLIPPED:
+        (run / file).write_bytes(bytes(byte ^ 255 for byte in before))
+    elif content is not None:
         (run / file).write_text(content)
     with pytest.raises(KvfoldError) as error:
         heal(converted, run, resume=True, **options)
@@ -368,10 +378,18 @@ def test_other_content_under_the_same_name_is_refused_on_resume(what, original, 
     assert "is not what the run in" in one_line(error)
 
 
-def test_a_folder_in_which_a_process_died_at_once_can_be_used(original, options, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".run.json.partial-1").touch()
-    assert heal(original, tmp_path / "run", **options, resume=True).steps == 8
+def test_overwriting_leaves_the_old_run_or_the_new_one(original, options, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    heal(original, run, **options)
+
+    def killed(*_):
+        raise Killed
+
+    monkeypatch.setattr("kvfold.checkpoint.renaming.replace_folder", killed)
+    with pytest.raises(Killed):
+        heal(original, run, overwrite=True, **options)
+    monkeypatch.undo()
+    assert heal(original, run, resume=True, **options).steps == 8
 
 
 def test_a_damaged_result_or_curve_is_told(original, options, tmp_path, one_line):
@@ -396,10 +414,23 @@ def test_weights_that_are_no_numbers_in_the_end_are_no_model(original, options, 
     assert not (tmp_path / "run" / "model").exists()
 
 
-def test_a_text_in_the_folder_of_a_run_is_not_thrown_away_with_it(original, options, tmp_path, one_line):
-    heal(original, tmp_path / "run", **options)
-    text = shutil.copy(options["data"][0], tmp_path / "run" / "mine.txt")
+@pytest.mark.parametrize("what", ["data", "teacher", "model"])
+def test_what_a_run_reads_is_not_thrown_away_with_the_run_before(what, original, options, tmp_path, one_line):
+    run = tmp_path / "run"
+    heal(original, run, **options)
+    changes = {
+        "data": {"data": (str(shutil.copy(options["data"][0], run)),)},
+        "teacher": {"teacher": str(run / "model")},
+    }
+    source = run / "model" if what == "model" else original
     with pytest.raises(KvfoldError) as error:
-        heal(original, tmp_path / "run", **options | {"data": (str(text),)}, overwrite=True)
-    assert "holds a text that is to be read" in one_line(error)
-    assert Path(text).exists()
+        heal(source, run, **options | changes.get(what, {}), overwrite=True)
+    assert "which the run reads; give another folder" in one_line(error)
+    assert kvfold.load_model(run / "model")
+
+
+def test_the_held_out_text_is_known_by_any_spelling(original, options, tmp_path, one_line):
+    path = Path(options["data"][0])
+    with pytest.raises(KvfoldError) as error:
+        heal(original, tmp_path / "run", **options, held_out=f"{path.parent}/./{path.name}")
+    assert "which is trained on" in one_line(error)

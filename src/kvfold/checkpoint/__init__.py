@@ -2,6 +2,7 @@
 
 from kvfold.checkpoint.base import Checkpoint, check_finite, is_finite
 from kvfold.checkpoint.expected import model_on_meta
+from kvfold.checkpoint.fingerprint import fingerprint, sha256_of
 from kvfold.checkpoint.gguf_file import GgufCheckpoint
 from kvfold.checkpoint.journal import Journal
 from kvfold.checkpoint.opening import open_checkpoint
@@ -21,6 +22,7 @@ __all__ = [
     "SafetensorsCheckpoint",
     "alone",
     "check_finite",
+    "fingerprint",
     "is_finite",
     "model_on_meta",
     "new_folder",
@@ -28,6 +30,7 @@ __all__ = [
     "reason",
     "refuse_other_content",
     "resolve_model",
+    "sha256_of",
     "write_bytes",
     "write_json",
     "write_text",

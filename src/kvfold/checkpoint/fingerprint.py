@@ -31,6 +31,16 @@ def fingerprint(files: Iterable[Path], content: str) -> str:
     return digest.hexdigest()
 
 
+def sha256_of(file: Path) -> str:
+    """Of all of a file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def _samples(file: Path, size: int) -> Iterable[bytes]:
     """Evenly spread parts of a file, its beginning (with the header) and its end among them."""
     last = max(0, size - _SAMPLE_BYTES)

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from kvfold.checkpoint.configs import read_object
+from kvfold.checkpoint.fingerprint import sha256_of
 from kvfold.checkpoint.reasons import reason
 from kvfold.checkpoint.renaming import sync
 from kvfold.checkpoint.tensor_file import owned, read_tensor, write_tensors
@@ -129,7 +130,7 @@ class Journal:
         return _Entry(
             file=file.name,
             nbytes=file.stat().st_size,
-            sha256=_sha256_of(file),
+            sha256=sha256_of(file),
             tensors=list(tensors),
             facts=_as_read(facts),
         )
@@ -181,14 +182,9 @@ def _read_index(path: Path) -> dict[str, Any] | None:
 
 def _is_intact(file: Path, entry: _Entry) -> bool:
     try:
-        return file.stat().st_size == entry.nbytes and _sha256_of(file) == entry.sha256
+        return file.stat().st_size == entry.nbytes and sha256_of(file) == entry.sha256
     except OSError:
         return False
-
-
-def _sha256_of(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _digest(content: dict[str, Any]) -> str:

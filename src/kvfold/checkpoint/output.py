@@ -224,9 +224,7 @@ def refuse_other_content(folder: Path, marker: str) -> None:
     Raises:
         OutputError: there is such a folder.
     """
-    partial = f".{marker}.partial-"  # of a process that was killed before anything else was there
-    content = [path for path in folder.iterdir() if not path.name.startswith(partial)] if folder.is_dir() else []
-    if content and not (folder / marker).is_file():
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).is_file():
         raise OutputError(f"{folder} holds something else (it has no {marker}); give another folder")
 
 

@@ -71,6 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except RuntimeError as error:
+        if "home directory" not in str(error):  # how pathlib says that a ~ stands for nobody
+            raise
+        print("kvfold: error: a path begins with ~ and the name of no user: write it out", file=sys.stderr)
+        return 2
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         print(f"kvfold: error: {place}{error.strerror or error}", file=sys.stderr)

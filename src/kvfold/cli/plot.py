@@ -45,8 +45,7 @@ def run(options: Namespace, progress: Progress) -> Result:
             raise OptionError(f"--{name} is for the folder of a sweep of kvfold ablate: give one, or leave it out.")
     from kvfold.registry import lookup
     from kvfold.report.losses import AXES, SMOOTH, draw_losses, ends
-    from kvfold.train.curve import CURVE_FILE
-    from kvfold.train.held_out import HELD_OUT_FILE
+    from kvfold.train.curve import CURVE_FILE, HELD_OUT_FILE
 
     lookup(AXES, options.x, "axis")
     share = (0.0 if options.held_out else SMOOTH) if options.smooth is None else options.smooth

@@ -22,6 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, progress: Progress) -> Result:
     import shlex
+    import signal
     import subprocess
     import sys
 
@@ -33,7 +34,9 @@ def run(options: Namespace, progress: Progress) -> Result:
     if options.dry_run:
         return {"command": command, "exit_code": None}
     print(shlex.join(command), file=sys.stderr, flush=True)
-    return {"command": command, "exit_code": subprocess.run(command).returncode}
+    server = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+    return {"command": command, "exit_code": server.wait()}
 
 
 def show(result: Result) -> None:

@@ -1,9 +1,11 @@
 """Compare an export in each runtime with the model that it was made from."""
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from kvfold.doctor.probe import PROBES, Settings, run_probe
 from kvfold.errors import OptionError
 from kvfold.export import RUNTIMES, check_installed, read_facts, runtime_of
-from kvfold.modeling import load_model
+from kvfold.modeling import KvfoldConfig, load_model
 from kvfold.progress import Progress, silent
 from kvfold.texts import EVALUATION, read_text, token_ids
 
@@ -23,8 +25,8 @@ CELLS = 4096
 """So many tokens of cache make the size that a runtime's log tells precise."""
 TOKENISED = 100_000
 """Characters of the text whose token ids are compared."""
-ROUNDING = {"bf16": 0.3, "bfloat16": 0.3, "f16": 0.05, "q8_0": 1.0}
-"""What may come on top of a setting's tolerance where the weights are rounded, in nats."""
+ROUNDED = {"bf16": 0.1, "bfloat16": 0.1, "f16": 0.02, "q8_0": 0.2}
+"""Tolerances where weights are rounded, in nats: of the mean over the positions, for single ones are far off then."""
 SIZE_TOLERANCE = 0.01
 
 
@@ -34,8 +36,10 @@ class Check:
 
     Args:
         problem: why it gave no answer; the numbers are then None.
+        rounded: whether the weights are, so that the mean counts and not the largest difference.
         prefill: largest difference at positions of the prompt, computed at once.
         decode: largest difference at tokens computed one by one with the cache.
+        mean: of the largest differences at all these positions.
         same_most_likely: share of these positions at which the most likely token is the same.
         cached_elements: per token and layer, as the runtime tells.
         same_tokens: whether its tokenizer gives the same ids.
@@ -46,10 +50,12 @@ class Check:
     advised: bool
     tolerance: float
     expected_elements: int
+    rounded: bool = False
     version: str | None = None
     problem: str | None = None
     prefill: float | None = None
     decode: float | None = None
+    mean: float | None = None
     same_most_likely: float | None = None
     cached_elements: float | None = None
     same_tokens: bool | None = None
@@ -61,10 +67,11 @@ class Check:
     @property
     def verdict(self) -> str:
         """In words; `passed` is that all is the same."""
-        if self.problem is not None or self.prefill is None or self.decode is None:
+        if self.problem is not None or self.prefill is None or self.decode is None or self.mean is None:
             return self.problem or "no answer"
-        # Not `>`, which a NaN passes.
-        if not max(self.prefill, self.decode) <= self.tolerance:
+        difference = self.mean if self.rounded else max(self.prefill, self.decode)
+        # Not `>`, which a NaN passes; the mean sees one anywhere.
+        if math.isnan(self.mean) or not difference <= self.tolerance:
             return "other log-probabilities"
         if not self.same_tokens:
             return "other token ids"
@@ -126,15 +133,17 @@ def doctor(
         raise OptionError(f"{path} does not say what it was made from: name that with --model.")
     content = read_text(EVALUATION if text is None else text)
     network, tokenizer = load_model(source, dtype=torch.float32)
+    if not isinstance(network.config, KvfoldConfig):
+        raise OptionError(f"{source} is not converted: name the conversion that was exported with --model.")
     request = _request(path, tokenizer, content)
     elements = facts.get("cached_elements") or network.config.specs()[0].cached_elements()
-    rounding = ROUNDING.get(facts.get("type", ""), 0.0)
+    rounded = ROUNDED.get(facts.get("type", ""))
     ways = [(name, way) for name in names for way in PROBES[name]]
     checks = []
     for index, (name, way) in enumerate(ways):
         progress("running", index, len(ways), f"{RUNTIMES[name].name}, {way.name}")
         answer = run_probe(name, request | {"settings": dict(way.options)}, python or sys.executable)
-        checks.append(_check(name, way, answer, network, tokenizer, request, elements, rounding))
+        checks.append(_check(name, way, answer, network, tokenizer, request, elements, rounded))
     progress("running", len(ways), len(ways))
     return Diagnosis(export=str(export), model=str(source), checks=tuple(checks))
 
@@ -175,9 +184,11 @@ def _check(
     tokenizer: PreTrainedTokenizerBase,
     request: Mapping[str, Any],
     elements: int,
-    rounding: float,
+    rounded: float | None,
 ) -> Check:
-    ways = {"settings": way.name, "advised": way.advised, "tolerance": way.tolerance + rounding}
+    """One way to run it; `rounded` is the tolerance of the mean where weights are rounded."""
+    ways: dict[str, Any] = {"settings": way.name, "advised": way.advised, "rounded": rounded is not None}
+    ways["tolerance"] = way.tolerance if rounded is None else rounded
     if isinstance(answer, str):
         return Check(runtime=name, expected_elements=elements, problem=answer, **ways)
     with torch.no_grad():
@@ -192,7 +203,8 @@ def _check(
         version=answer["version"],
         prefill=max(difference for difference, _ in found["prefill"]),
         decode=max(difference for difference, _ in found["decode"]),
-        same_most_likely=sum(same for kind in found.values() for _, same in kind) / sum(map(len, found.values())),
+        mean=fmean(difference for kind in found.values() for difference, _ in kind),
+        same_most_likely=fmean(same for kind in found.values() for _, same in kind),
         cached_elements=answer["cached_elements"],
         same_tokens=answer["token_ids"] == ids,
         **ways,
@@ -207,5 +219,8 @@ def _positions(
         ours = expected[int(place)]
         if not values:  # llama.cpp tells nothing of some tokens
             continue
-        differences = [abs(value - float(ours[int(token)])) for token, value in values.items()]
-        yield max(differences), int(max(values, key=values.__getitem__)) == int(ours.argmax())
+        # What is no number comes as null.
+        told = {int(token): math.nan if value is None else value for token, value in values.items()}
+        differences = [abs(value - float(ours[token])) for token, value in told.items()]
+        worst = math.nan if any(map(math.isnan, differences)) else max(differences)
+        yield worst, max(told, key=told.__getitem__) == int(ours.argmax())

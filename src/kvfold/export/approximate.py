@@ -10,12 +10,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from kvfold.attention import LatentSpec
-from kvfold.checkpoint import open_checkpoint
 from kvfold.convert import probe_ids
 from kvfold.errors import OptionError
+from kvfold.export.model import open_converted
 from kvfold.export.runtimes import Runtime
 from kvfold.families import family_of
-from kvfold.modeling import KvfoldConfig, load_model
+from kvfold.modeling import load_model
 from kvfold.progress import Progress
 from kvfold.texts import CALIBRATION, read_text, token_ids
 
@@ -38,10 +38,8 @@ def fold_biases(model: str | Path, folder: Path, runtime: Runtime, progress: Pro
     Raises:
         OptionError: the model has norms or query latents, or is not converted.
     """
-    checkpoint = open_checkpoint(model)
-    if not isinstance(checkpoint.config, KvfoldConfig):
-        raise OptionError(f"{checkpoint.path} is not converted: only latent models can be exported; convert it first.")
-    specs = checkpoint.config.specs()
+    checkpoint, config = open_converted(model)
+    specs = config.specs()
     if any(not isinstance(spec, LatentSpec) or spec.latent_norm or spec.q_lora_rank is not None for spec in specs):
         raise OptionError("only biases of conversions can be approximated; the model was trained with other attention.")
     loaded: Any = load_model(model, dtype=torch.float32)
@@ -49,7 +47,7 @@ def fold_biases(model: str | Path, folder: Path, runtime: Runtime, progress: Pro
     probes = probe_ids(tokenizer, LENGTH)
     ids = token_ids(tokenizer, read_text(CALIBRATION)[: 32 * WINDOWS * LENGTH], minimum=1)
     ids = ids[: max(len(ids) // LENGTH, 1) * LENGTH][: WINDOWS * LENGTH].view(-1, min(LENGTH, len(ids)))
-    family = family_of(checkpoint.config.base)
+    family = family_of(config.base)
     layers = [network.get_submodule(family.prefix(index).rstrip(".")) for index in range(len(specs))]
     names = ("q_proj",) if runtime.biases else tuple(BIASES)
     progress("folding biases", 0, 1)

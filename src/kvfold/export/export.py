@@ -1,5 +1,6 @@
 """Write a latent model for a runtime."""
 
+import contextlib
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,8 +15,8 @@ from kvfold.export.runtimes import RUNTIMES
 from kvfold.progress import Progress, silent
 from kvfold.registry import lookup
 
-FORMATS = {"deepseek": "", "gguf": ".gguf"}
-"""Suffixes by name of what is written: a folder, or a file for llama.cpp."""
+FORMATS = {"deepseek": False, "gguf": True}
+"""Whether it is one file, for llama.cpp, or a folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ def export(
         KvfoldError: the model or the output does not work.
     """
     out = Path(out).expanduser()
-    gguf = out.suffix == ".gguf" if format is None else lookup(FORMATS, format, "format") == ".gguf"
+    gguf = out.suffix == ".gguf" if format is None else lookup(FORMATS, format, "format")
     runtime = runtime or ("llamacpp" if gguf else "transformers")
     target = lookup(RUNTIMES, runtime, "runtime")
     if format is not None and gguf != target.gguf:
@@ -83,14 +84,15 @@ def export(
         raise OptionError(f"{target.name} loads {wanted}, got {out}: name one.")
     if target.gguf and out.exists() and not overwrite:
         raise OutputError(f"{out} exists; give another name, or overwrite it with --overwrite.")
-    with tempfile.TemporaryDirectory() as place:
-        losses = fold_biases(model, Path(place), target, progress) if approximate else None
-        source = latent_model(model, target, folded=Path(place) if approximate else None)
+    with tempfile.TemporaryDirectory() if approximate else contextlib.nullcontext() as place:
+        folded = None if place is None else Path(place)
+        losses = None if folded is None else fold_biases(model, folded, target, progress)
+        source = latent_model(model, target, folded=folded)
         if not target.gguf:
             check_dtype(source)
         finished = Export(
             out=out,
-            source=str(model),
+            source=str(source.path.resolve()),
             runtime=runtime,
             cached_elements=source.cached_elements,
             source_elements=source.spec.cached_elements(),

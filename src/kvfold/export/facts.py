@@ -10,6 +10,8 @@ from kvfold.errors import OptionError
 
 EXPORT_FILE = "kvfold-export.json"
 GGUF_KEY = "kvfold.export"
+KINDS = (("source", str), ("runtime", str), ("type", str), ("cached_elements", int))
+"""Of what others read of it."""
 
 
 def read_facts(path: Path) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def read_facts(path: Path) -> dict[str, Any]:
         facts = json.loads(text)
     except ValueError:
         facts = None
-    if not isinstance(facts, dict):
+    if not isinstance(facts, dict) or any(key in facts and not isinstance(facts[key], kind) for key, kind in KINDS):
         raise OptionError(f"what {path} tells of itself is damaged: export it once more.")
     return facts
 

@@ -20,6 +20,13 @@ PRE_TOKENIZERS = {
 }
 """llama.cpp's names of what splits a text before BPE, by what transformers does."""
 
+OPTIONS = {
+    "ByteLevel": {"add_prefix_space": False},
+    "Digits": {"individual_digits": True},
+    "Split": {"behavior": "Isolated", "invert": False},
+}
+"""What it does in each of these; bytes are split by GPT-2's pattern where no other one has."""
+
 
 def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
     """Write vocabulary, merges, special tokens and chat template.
@@ -70,6 +77,10 @@ def _pre_tokenizer(content: dict[str, Any]) -> str:
     parts: list[dict[str, Any]] = outer.get("pretokenizers", [outer])
     key: list[str] = []
     for part in parts:
+        wanted = OPTIONS.get(part["type"], {}) | {"use_regex": "Split" not in key}
+        for name, value in wanted.items():
+            if part.get(name, value) != value:
+                raise OptionError(f"the tokenizer's {part['type']} has {name} {part[name]!r}, llama.cpp's {value!r}.")
         key.append(part["type"])
         if part["type"] == "Split":
             key.append(part["pattern"].get("Regex", ""))

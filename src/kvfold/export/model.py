@@ -75,6 +75,19 @@ class LatentModel:
             yield f"{family.head}.weight", self.checkpoint.read(f"{family.embedding}.weight").to(dtype).clone()
 
 
+def open_converted(model: str | Path) -> tuple[Checkpoint, KvfoldConfig]:
+    """A latent model and its config.
+
+    Raises:
+        OptionError: it is not one.
+        CheckpointError: it cannot be opened.
+    """
+    checkpoint = open_checkpoint(model)
+    if not isinstance(checkpoint.config, KvfoldConfig):
+        raise OptionError(f"{checkpoint.path} is not converted: only latent models can be exported; convert it first.")
+    return checkpoint, checkpoint.config
+
+
 def latent_model(model: str | Path, runtime: Runtime, *, folded: Path | None = None) -> LatentModel:
     """Open a model for a runtime, `folded` if that is its copy with other weights.
 
@@ -82,11 +95,8 @@ def latent_model(model: str | Path, runtime: Runtime, *, folded: Path | None = N
         OptionError: it has something that the runtime cannot express; the message says what.
         CheckpointError: it cannot be opened.
     """
+    checkpoint, config = open_converted(folded or model)
     path = open_checkpoint(model).path
-    checkpoint = open_checkpoint(folded or model)
-    config = checkpoint.config
-    if not isinstance(config, KvfoldConfig):
-        raise OptionError(f"{checkpoint.path} is not converted: only latent models can be exported; convert it first.")
     spec = _spec(config, runtime)
     check_deepseek(config.base, config.windows())
     widths = _widths(spec, runtime)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from kvfold.checkpoint import reason, write_json, write_text
+from kvfold.checkpoint import reason, refuse_other_content, write_json, write_text
 from kvfold.errors import KvfoldError, OptionError, OutputError, TrainingError
 from kvfold.lab.pretrain import pretrain_recipe
 from kvfold.lab.summary import summarise
@@ -64,11 +64,13 @@ def ablate(
     if workers < 1:
         raise OptionError(f"workers must be 1 or more, got {workers}.")
     keep_recipe(Path(recipe), out)
-    waiting = [cell for cell in chosen if not is_finished(out / cell.name)]
-    finished = len(chosen) - len(waiting)
-    progress(ALL, finished, len(chosen))
+    there = [cell for cell in chosen if is_finished(out / cell.name)]
+    waiting = [cell for cell in chosen if cell not in there]
+    for _ in _one_by_one(there, out, silent):  # makes nothing, but refuses those of another text
+        pass
+    progress(ALL, len(there), len(chosen))
     begin = _one_by_one if workers == 1 else partial(_at_once, workers=workers)
-    for count, cell in enumerate(begin(waiting, out, progress), start=finished + 1):
+    for count, cell in enumerate(begin(waiting, out, progress), start=len(there) + 1):
         progress(ALL, count, len(chosen), f"{cell.name} is finished")
     summary = summarise(sweep, out) | {"provenance": provenance()}
     write_json(out / SUMMARY_FILE, summary)
@@ -80,9 +82,11 @@ def keep_recipe(recipe: Path, out: Path) -> None:
 
     Raises:
         OptionError: there is another one.
+        OutputError: the folder holds something else, or cannot be made.
     """
+    refuse_other_content(out, RECIPE_FILE)
     text, kept = recipe.read_text("utf-8"), out / RECIPE_FILE
-    if kept.exists() and kept.read_text("utf-8") != text and any(out.glob(f"*/*/{RUN_FILE}")):
+    if kept.exists() and kept.read_bytes() != text.encode() and any(out.glob(f"*/*/{RUN_FILE}")):
         raise OptionError(f"{out} holds the runs of another recipe ({kept}): give that recipe, or another folder.")
     try:
         out.mkdir(parents=True, exist_ok=True)

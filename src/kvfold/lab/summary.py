@@ -8,8 +8,7 @@ from typing import Any
 
 from kvfold.errors import CheckpointError
 from kvfold.lab.sweep import Sweep, run_name
-from kvfold.train.curve import CURVE_FILE, read_curve
-from kvfold.train.held_out import HELD_OUT_FILE
+from kvfold.train.curve import CURVE_FILE, HELD_OUT_FILE, read_curve
 from kvfold.train.run import MODEL_FOLDER
 
 LAST_SHARE = 0.1

@@ -13,6 +13,7 @@ from kvfold.report.tables import plain_table, right, show_tables
 ROWS = {
     "prefill": "log-probabilities, prompt",
     "decode": "log-probabilities, decoding",
+    "mean": "their mean",
     "tolerance": "tolerance",
     "same_most_likely": "same most likely token",
     "cached_elements": "cached elements",
@@ -59,10 +60,10 @@ def _cell(key: str, check: Mapping[str, Any]) -> str:
     value = check[key]
     if value is None:
         return ""
-    if key in ("prefill", "decode"):
+    if key in ("prefill", "decode", "mean"):
         return f"{value:.1e}"
     if key == "tolerance":
-        return f"{value:g}"
+        return f"{value:g}" + (" of the mean" if check["rounded"] else "")
     if key == "same_most_likely":
         return f"{value:.0%}"
     if key == "cached_elements":

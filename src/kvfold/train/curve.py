@@ -8,7 +8,7 @@ from typing import Any
 from kvfold.checkpoint import reason, write_text
 from kvfold.errors import CheckpointError, OutputError
 
-CURVE_FILE = "curve.jsonl"
+CURVE_FILE, HELD_OUT_FILE = "curve.jsonl", "held_out.jsonl"
 LARGEST = 1e18
 """Beyond every step, token count and loss; NaN is not below it."""
 LONGEST_ROWS = 1000

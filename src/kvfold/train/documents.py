@@ -1,5 +1,6 @@
 """The documents of a training source, streamed: files of text, JSON Lines or Parquet, and datasets of the hub."""
 
+import glob
 import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -66,7 +67,10 @@ def _stream(name: str, path: Path) -> Iterable[dict[str, Any]]:
         raise TextError(f"training data {name} does not exist: give the path of a file.")
     if not path.stat().st_size:
         raise TextError(f"training data {name} is empty: give a file with some text in it.")
-    return load_dataset(TABLE_FILES[path.suffix], data_files=str(path), split="train", streaming=True)
+    if "::" in name:
+        raise TextError(f"training data {name} has :: in its name, which the datasets library cannot read: rename it.")
+    # A name is a pattern there.
+    return load_dataset(TABLE_FILES[path.suffix], data_files=glob.escape(str(path)), split="train", streaming=True)
 
 
 def _column(name: str, column: str | None, row: dict[str, Any]) -> str:

@@ -6,12 +6,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
-from kvfold.train.curve import Curve
+from kvfold.train.curve import HELD_OUT_FILE, Curve
 from kvfold.train.data import PackedWindows
 from kvfold.train.loss import heal_loss
 from kvfold.train.options import TrainOptions
-
-HELD_OUT_FILE = "held_out.jsonl"
 
 
 class HeldOut(TrainerCallback):

@@ -13,10 +13,13 @@ from kvfold.texts import DEFAULT_TEXT
 TRAINS = ("attention", "all", "lora")
 DECAYS = ("1-sqrt", "linear", "cosine")
 PRECISIONS = ("auto", "float32", "bfloat16")
-
-
 MOST_SEQUENCES = 2 * 10**8
 """Of a run: their order is kept in memory."""
+
+
+def _place(name: str | None) -> str | Path | None:
+    """What a source is by, however it is spelt."""
+    return Path(name).resolve() if name is not None and Path(name).is_file() else name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +106,11 @@ class TrainOptions:
     def __post_init__(self) -> None:
         """Refuse what can be refused before a model is opened."""
         check_types(self)
-        if not all((*self.data, *(() if self.held_out is None else (self.held_out,)))):
+        if "" in (*self.data, self.held_out):
             raise OptionError("a source of text has no name: leave it out, or name a file or a dataset.")
         if not self.data:
             raise OptionError("no training data was given: name a file or a dataset with --data, or default.")
-        if len(set(self.data)) < len(self.data):
+        if len(set(map(_place, self.data))) < len(self.data):
             raise OptionError("data names a source twice: name it once, with a larger weight.")
         if self.data_weights and len(self.data_weights) != len(self.data):
             raise OptionError(f"{len(self.data_weights)} data_weights for {len(self.data)} sources: give one each.")
@@ -154,7 +157,7 @@ class TrainOptions:
         for name in ("patience", "recover"):
             if self._value(name) is not None and self.held_out is None:
                 raise OptionError(f"{name} stops by the loss on a held-out text: name one with --held-out.")
-        if self.held_out in self.data and self.held_out != DEFAULT_TEXT:
+        if self.held_out not in (None, DEFAULT_TEXT) and _place(self.held_out) in map(_place, self.data):
             raise OptionError(f"held_out is {self.held_out}, which is trained on: name another text.")
         if self.patience is not None:
             self._check("patience", self.patience >= 1, "1 or more")
@@ -193,6 +196,10 @@ class TrainOptions:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def files(self) -> list[str]:
+        """The training and held-out texts that are files."""
+        return [name for name in (*self.data, self.held_out) if name is not None and Path(name).is_file()]
 
     @property
     def warmup_steps(self) -> int:

@@ -1,7 +1,6 @@
 """One training run: from a model to begin with and options to a finished model folder."""
 
 import contextlib
-import hashlib
 import importlib.util
 import json
 from collections.abc import Callable
@@ -14,16 +13,16 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvfold.allocator import keep_freed_memory
-from kvfold.checkpoint import alone, is_finite, open_checkpoint, write_json
-from kvfold.errors import CheckpointError, OptionError, OutputError, TrainingError
+from kvfold.checkpoint import alone, fingerprint, is_finite, open_checkpoint, write_json
+from kvfold.errors import CheckpointError, OptionError, TrainingError
 from kvfold.modeling import load_model
 from kvfold.progress import Progress, silent
 from kvfold.registry import lookup
 from kvfold.texts import DEFAULT_TEXT
 from kvfold.train import training
-from kvfold.train.curve import read_curve
+from kvfold.train.curve import HELD_OUT_FILE, read_curve
 from kvfold.train.data import WindowReader, cache_folder
-from kvfold.train.held_out import HELD_OUT_FILE, loss_on, reason_to_stop
+from kvfold.train.held_out import loss_on, reason_to_stop
 from kvfold.train.model_folder import write_model
 from kvfold.train.options import TrainOptions
 from kvfold.train.run_folder import begin_run, checkpoints, find_run, step_of
@@ -31,8 +30,6 @@ from kvfold.train.teacher import followed_windows, load_teacher
 from kvfold.train.training import Material, train, uses_bf16
 
 MODEL_FOLDER, RESULT_FILE = "model", "result.json"
-DIGESTED = 2**20
-"""Bytes at either end of a file by which it is known again."""
 LONGEST_WAIT = timedelta(days=2)
 """Of the other processes for the one that reads the data."""
 
@@ -136,17 +133,14 @@ def carry_out(
     _check_trackers(options)
     processes = PartialState(cpu=not torch.cuda.is_available(), timeout=LONGEST_WAIT)
     _check_processes(options, processes.num_processes)
-    if overwrite and any(run.resolve() in Path(name).resolve().parents for name in _files(options)):
-        raise OutputError(
-            f"{run} holds a text that is to be read, and would be replaced: move it, or name another folder."
-        )
+    read = [start.folder, *options.files(), options.teacher]
     key = {
         "model": start.fingerprint,
         "options": options.to_dict() | {"save_steps": None, "price_per_hour": None},
         "inputs": _inputs(options),
     }
     with alone(run) if processes.is_main_process else contextlib.nullcontext():
-        last = find_run(run, json.loads(json.dumps(key)), resume=resume, overwrite=overwrite, source=start.folder)
+        last = find_run(run, json.loads(json.dumps(key)), resume=resume, overwrite=overwrite, read=read)
         if not overwrite and is_finished(run):
             return replace(_result(run), out=run)
         with processes.main_process_first():
@@ -202,25 +196,12 @@ def _result(run: Path) -> TrainedRun:
         raise CheckpointError(f"{run / RESULT_FILE} is damaged ({error!r}): start anew with --overwrite.") from None
 
 
-def _inputs(options: TrainOptions) -> dict[str, Any]:
-    """What says that files and teacher are the same as before: of files the size and a digest of both ends."""
-    found: dict[str, Any] = {name: _digest(Path(name)) for name in _files(options)}
+def _inputs(options: TrainOptions) -> dict[str, str]:
+    """Fingerprints of the files and of the teacher that a run reads, by name."""
+    found = {name: fingerprint([Path(name)], "") for name in options.files()}
     return found | (
         {} if options.teacher is None else {options.teacher: open_checkpoint(options.teacher).fingerprint()}
     )
-
-
-def _files(options: TrainOptions) -> list[str]:
-    return [name for name in (*options.data, options.held_out) if name is not None and Path(name).is_file()]
-
-
-def _digest(path: Path) -> list[Any]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        ends = file.read(DIGESTED)
-        file.seek(max(size - DIGESTED, 0))
-        ends += file.read(DIGESTED)
-    return [size, hashlib.sha256(ends).hexdigest()]
 
 
 def _check_processes(options: TrainOptions, processes: int) -> None:

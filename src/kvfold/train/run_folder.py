@@ -1,19 +1,19 @@
 """The folder of a training run and its checkpoints: begun, found again, or refused."""
 
 import json
-import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kvfold.checkpoint import reason, refuse_other_content, write_json
+from kvfold.checkpoint import new_folder, refuse_other_content, sha256_of, write_json
 from kvfold.errors import CheckpointError, OptionError, OutputError
 from kvfold.provenance import provenance
-from kvfold.train.curve import CURVE_FILE, read_curve
+from kvfold.train.curve import CURVE_FILE, HELD_OUT_FILE, read_curve
 
 RUN_FILE = "run.json"
 CHECKPOINT = "checkpoint"
 FILES_FILE = "files.json"
-"""In each checkpoint: the sizes of its files, by name."""
+"""In each checkpoint: SHA-256 of its files, by name."""
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -28,11 +28,16 @@ def step_of(checkpoint: Path) -> int:
 
 def seal(checkpoint: Path) -> None:
     """Write down what belongs to a finished checkpoint."""
-    write_json(checkpoint / FILES_FILE, _sizes(checkpoint))
+    write_json(checkpoint / FILES_FILE, _hashes(checkpoint))
 
 
-def find_run(run: Path, key: dict[str, Any], *, resume: bool, overwrite: bool, source: Path | None) -> Path | None:
+def find_run(
+    run: Path, key: dict[str, Any], *, resume: bool, overwrite: bool, read: Iterable[str | Path | None] = ()
+) -> Path | None:
     """The checkpoint to go on from; None where a run begins. Changes nothing.
+
+    Args:
+        read: what the run reads, files and folders if they are that, which its own folder must not hold.
 
     Raises:
         OutputError: the folder holds something else, or a run that must not be lost.
@@ -40,8 +45,9 @@ def find_run(run: Path, key: dict[str, Any], *, resume: bool, overwrite: bool, s
         CheckpointError: its settings cannot be read, or its last checkpoint or its curve is damaged.
     """
     refuse_other_content(run, RUN_FILE)
-    if source is not None and (run.resolve() == source.resolve() or run.resolve() in source.resolve().parents):
-        raise OutputError(f"{run} holds the model that is to be trained; give another folder.")
+    for path in read:
+        if path is not None and run.resolve() in (Path(path).resolve(), *Path(path).resolve().parents):
+            raise OutputError(f"{run} holds {path}, which the run reads; give another folder.")
     if overwrite or not (run / RUN_FILE).exists():
         return None
     if not resume:
@@ -50,23 +56,19 @@ def find_run(run: Path, key: dict[str, Any], *, resume: bool, overwrite: bool, s
     _check_same(run, _stored_key(run), key)
     last = next(reversed(checkpoints(run)), None)
     if last is not None:
-        _check_whole(run, last)
+        _check_whole(run, last, measured=key["options"]["held_out"] is not None)
     return last
 
 
 def begin_run(run: Path, key: dict[str, Any], *, overwrite: bool) -> None:
-    """Make the folder of a run, in place of an old one with `overwrite`.
+    """Make the folder of a run, in place of an old one with `overwrite`; a begun one stays as it is.
 
     Raises:
         OutputError: it cannot be made.
     """
-    try:
-        if overwrite and run.exists():
-            shutil.rmtree(run)
-        run.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot create {run}: {reason(error)}; give a place you can write to") from error
-    write_json(run / RUN_FILE, {"key": key, "provenance": provenance(seed=key["options"]["seed"])})
+    if overwrite or not (run / RUN_FILE).exists():
+        with new_folder(run) as folder:
+            write_json(folder / RUN_FILE, {"key": key, "provenance": provenance(seed=key["options"]["seed"])})
 
 
 def _stored_key(run: Path) -> dict[str, Any]:
@@ -77,28 +79,34 @@ def _stored_key(run: Path) -> dict[str, Any]:
         raise CheckpointError(f"{run / RUN_FILE} is damaged ({error!r}): start anew with --overwrite.") from None
 
 
-def _check_whole(run: Path, last: Path) -> None:
+def _check_whole(run: Path, last: Path, *, measured: bool) -> None:
     """Refuse to go on from what a crash of the machine or a hand has damaged."""
     try:
         written = dict(json.loads((last / FILES_FILE).read_text("utf-8"))) or {FILES_FILE: 0}
     except (OSError, ValueError, TypeError):
         written = {FILES_FILE: 0}
-    found = _sizes(last)
-    if damaged := [name for name, size in written.items() if found.get(name) != size]:
+    found = _hashes(last)
+    if damaged := [name for name, sha256 in written.items() if found.get(name) != sha256]:
         raise CheckpointError(
             f"{last / damaged[0]} is missing or damaged: remove the folder {last.name} to go on from the checkpoint "
             "before it, or start anew with --overwrite."
         )
-    steps = len(read_curve(run)) if (run / CURVE_FILE).exists() else 0
-    if steps < step_of(last):
+    steps = _steps(run, CURVE_FILE)
+    if steps[: step_of(last)] != list(range(1, step_of(last) + 1)):
         raise CheckpointError(
-            f"{run / CURVE_FILE} has {steps} of the {step_of(last)} steps of {last.name}: start anew with --overwrite."
+            f"{run / CURVE_FILE} lacks some of the {step_of(last)} steps of {last.name}: start anew with --overwrite."
         )
+    if measured and _steps(run, HELD_OUT_FILE)[:1] != [0]:
+        raise CheckpointError(f"{run / HELD_OUT_FILE} lacks its first measurement: start anew with --overwrite.")
 
 
-def _sizes(folder: Path) -> dict[str, int]:
+def _steps(run: Path, file: str) -> list[int]:
+    return [row["step"] for row in read_curve(run, file)] if (run / file).exists() else []
+
+
+def _hashes(folder: Path) -> dict[str, str]:
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != FILES_FILE]
-    return {str(path.relative_to(folder)): path.stat().st_size for path in sorted(files)}
+    return {str(path.relative_to(folder)): sha256_of(path) for path in sorted(files)}
 
 
 def _check_same(run: Path, stored: dict[str, Any], key: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ Four of the ways in which vLLM computes something else and says nothing; each mu
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -15,11 +14,13 @@ import kvfold
 from kvfold.doctor import doctor, probe
 from kvfold.export import RUNTIMES, export, model
 
+from .conftest import MODEL, change_json, verdicts
+
 PYTHON = os.environ.get("KVFOLD_VLLM_PYTHON", "")
 
 pytestmark = pytest.mark.skipif(not PYTHON, reason="vLLM is tested by make test-vllm")
 
-SIZES = {"vocab_size": 264, "hidden_size": 64, "head_dim": 64, "eos_token_id": 0, "max_position_embeddings": 4096}
+SIZES = MODEL | {"head_dim": 64}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 1e4,
@@ -31,27 +32,9 @@ LLAMA3 = {
 
 
 @pytest.fixture
-def text(sentences) -> str:
-    return sentences
-
-
-@pytest.fixture
-def tokenizer(byte_level_tokenizer):
-    return byte_level_tokenizer
-
-
-@pytest.fixture
 def _advised_only(monkeypatch) -> None:
     """One start of vLLM less."""
     monkeypatch.setitem(probe.PROBES, "vllm", tuple(way for way in probe.PROBES["vllm"] if way.advised))
-
-
-def change_json(path: Path, **changes) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def verdicts(folder: Path, text: str) -> list[str]:
-    return [check.verdict for check in doctor(folder, text=text, python=PYTHON).checks]
 
 
 def test_the_advised_settings_are_right_and_the_default_rotary_operator_is_seen(convert, text, tmp_path):
@@ -66,12 +49,12 @@ def test_the_advised_settings_are_right_and_the_default_rotary_operator_is_seen(
 def test_a_tied_head_is_seen(convert, text, tmp_path):
     """vLLM's DeepSeek has no ties: its head stays as it was drawn."""
     export(convert({"rope": "fastest"}, **SIZES, tie_word_embeddings=True), tmp_path / "out", runtime="vllm")
-    assert verdicts(tmp_path / "out", text) == ["the same"]
+    assert verdicts(doctor(tmp_path / "out", text=text, python=PYTHON)) == ["the same"]
     weights = load_file(tmp_path / "out" / "model.safetensors")
     del weights["lm_head.weight"]
     save_file(weights, tmp_path / "out" / "model.safetensors", metadata={"format": "pt"})
     change_json(tmp_path / "out" / "config.json", tie_word_embeddings=True)
-    assert verdicts(tmp_path / "out", text) == ["other log-probabilities"]
+    assert verdicts(doctor(tmp_path / "out", text=text, python=PYTHON)) == ["other log-probabilities"]
 
 
 @pytest.mark.usefixtures("_advised_only")
@@ -87,7 +70,7 @@ def test_biases_are_seen(convert, text, tmp_path, monkeypatch):
     tokenizer.save_pretrained(tmp_path / "biased")
     monkeypatch.setitem(RUNTIMES, "vllm", replace(RUNTIMES["vllm"], biases=True))
     export(tmp_path / "biased", tmp_path / "out", runtime="vllm")
-    assert verdicts(tmp_path / "out", text) == ["other log-probabilities"]
+    assert verdicts(doctor(tmp_path / "out", text=text, python=PYTHON)) == ["other log-probabilities"]
 
 
 @pytest.mark.usefixtures("_advised_only")
@@ -100,4 +83,4 @@ def test_llama3_frequencies_are_seen(convert, text, tmp_path, monkeypatch):
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     theta = config["rope_parameters"]["rope_theta"]
     change_json(tmp_path / "out" / "config.json", rope_parameters=LLAMA3 | {"rope_theta": theta})
-    assert verdicts(tmp_path / "out", text) == ["other log-probabilities"]
+    assert verdicts(doctor(tmp_path / "out", text=text, python=PYTHON)) == ["other log-probabilities"]
