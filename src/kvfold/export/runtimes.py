@@ -67,7 +67,7 @@ RUNTIMES: dict[str, Runtime] = {
         module="xllamacpp",
         install="pip install xllamacpp",
         gguf=True,
-        # ggml's fp16 kernels: a vector of AVX-512 times four; what is left over is computed one by one.
+        # Measured where there is AVX-512: results/llamacpp_speed.json.
         step=64,
     ),
     "vllm": Runtime(
